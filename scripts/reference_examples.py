@@ -27,7 +27,7 @@ from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.plan import PLAN_FILE, PLAN_FORMAT, Plan, Trial
 from flatout.records.trace import Header
-from flatout.report.former import Exported
+from flatout.report.export import Exported
 from flatout.run.choice import Engagement
 from flatout.run.outcome import Outcome
 from flatout.trials.lever_rows import LeverRow
@@ -101,6 +101,7 @@ RUN: list[Row] = [
     ("ratio", "number or null", "plain over plan, from this run's own windows; null where it was not checked"),
     ("ratio_low", "number or null", "lower end of its 95 % interval"),
     ("ratio_high", "number or null", "upper end of its 95 % interval"),
+    ("left_out_next", "list of strings", "levers that the next runs under this plan leave out, because memory ran out"),
     ("joules", "number or null", "energy of the machine during the run; null where no counter can tell"),
     (
         "exchanges",
@@ -118,7 +119,6 @@ CONTRAST: list[Row] = [
     ("tuned_step", "object or null", "the step with each run's own plan; null unless both have one"),
     ("phases", "object", "the same by phase"),
     ("not_observed", "list of strings", "phases that neither run could see"),
-    ("alike", "boolean", "phases changed, and one factor lies in the interval of each: so looks another machine speed"),
     ("cautions", "list of strings", "what the reader must know"),
     ("first", "string", "path of the first run folder"),
     ("second", "string", "path of the second; ratios say how many times as fast it is"),
@@ -137,7 +137,6 @@ EXPORTED: list[Row] = [
     ("file", "string", "where it was written"),
     ("run", "string", "path of the run folder"),
     ("num_steps", "integer", "steps in it"),
-    ("num_windows", "integer", "windows that they come from"),
     ("remarks", "list of strings", "e.g. windows that were left out"),
 ]
 LEVERS: list[Row] = [
@@ -287,7 +286,7 @@ def json_page() -> str:
         "## machine",
         prose(
             "The record [`Ceilings`](records.md#ceilings), and `energy` with the `counters` that can be read (name, "
-            "device and source) and the list `missing` of what cannot, and why."
+            "device, source, resolution and range) and the list `missing` of what cannot, and why."
         ),
     ]
     return "\n\n".join(parts)
@@ -309,12 +308,11 @@ def _proof() -> Proof:
 
 def _contrast() -> dict[str, Any]:
     one = _result("why")
-    return contrast.summary_of(contrast.contrast(one, one, Samples(), Samples()))
+    value: dict[str, Any] = to_json(contrast.summary_of(contrast.contrast(one, one, Samples(), Samples())))
+    return value
 
 
-_EXPORTED = Exported(
-    file="steps.csv", run="/home/you/work/.flatout/train-1", num_steps=1200, num_windows=40,
-)  # fmt: skip
+_EXPORTED = Exported(file="steps.csv", run="/home/you/work/.flatout/train-1", num_steps=1200)
 
 
 def _explained(rows: list[Row], value: dict[str, Any]) -> str:

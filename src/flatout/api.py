@@ -25,7 +25,8 @@ from flatout.machine.read import read_machine
 from flatout.records import plan_file
 from flatout.records.plan import PLAN_FILE, Lever, allows, label
 from flatout.records.ranks import Terms as RankTerms
-from flatout.report.former import Exported, contrast, export, report
+from flatout.report.export import Exported, export
+from flatout.report.former import contrast, report
 from flatout.run import choice, folder, foreground, launched, on_ranks
 from flatout.run.choice import Engagement, Here, Wish
 from flatout.run.outcome import Outcome
@@ -106,13 +107,13 @@ def prove(script: str | Script, arguments: Sequence[str] = (), *, request: Any =
         script: Path of the script, or a `Script`.
         arguments: The script's own arguments.
         request: A `flatout.trials.prover.ProveRequest`; its defaults without it.
-        show: A `flatout.trials.proving.conduct.Show`: who is told of progress.
+        show: Who is told of progress.
 
     Raises:
         FlatoutError: See `flatout.errors`.
     """
     from flatout.trials import prover
-    from flatout.trials.proving.conduct import Show
+    from flatout.trials.terms import Show
 
     return prover.proved(_script(script, arguments), request or prover.ProveRequest(), show or Show())
 

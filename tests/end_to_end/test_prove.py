@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -67,6 +68,11 @@ def prove(*words: str, folder: Path, limit_s: float = 250, **extra: str) -> subp
     )  # fmt: skip
 
 
+def num_made(said: str) -> int:
+    """Whole runs of which it was told what they came to."""
+    return len(re.findall(r"flatout: seed \d+ ", said))
+
+
 def summary(done: subprocess.CompletedProcess[str]) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -80,10 +86,10 @@ def test_an_exact_enough_lever_is_equal_and_leaves_no_file_and_the_proof_goes_on
     assert found["verdict"] in ("identical", "equivalent") and found["equivalence"]["num_seeds"] == 3
     assert len({run["value"] for run in found["runs"] if run["side"] == "plain"}) > 1, "seeds are different ones"
     assert HERE or not (tmp_path / "out.json").exists()
-    assert "6 whole runs; how long one takes is not known" in done.stderr
+    assert "6 whole runs left" in done.stderr
     again = prove("--seeds", "4", *words, *script, folder=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert "6 runs are there already" in again.stderr and again.stderr.count("seed 3  p") == 2
+    assert "6 runs there already" in again.stderr and again.stderr.count("flatout: seed 3 ") == 2
     assert len(list(tmp_path.glob(".flatout/proved-*"))) == 1
 
 
@@ -112,7 +118,7 @@ def test_a_script_that_ignores_seeds_is_told_so_and_costs_no_more_runs(tmp_path)
     done = prove("--levers", "fused_optimizer", "--seeds", "5", PROVED, "--fixed", "--epochs", "2", folder=tmp_path)
     assert done.returncode == 6, done.stderr
     assert "the script ignores seeds" in " ".join(done.stdout.split())
-    assert done.stderr.count("\n  seed ") == 4
+    assert num_made(done.stderr) == 4
 
 
 def test_with_a_seed_option_the_script_seeds_itself(tmp_path):
@@ -162,7 +168,7 @@ def test_a_proof_that_is_interrupted_and_then_killed_leaves_no_process_and_goes_
         num_kept = num_runs(tmp_path)
     again = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    assert "there already" in again.stderr and again.stderr.count("\n  seed ") == 6 - num_kept < 5
+    assert "there already" in again.stderr and num_made(again.stderr) == 6 - num_kept < 5
     assert "equal: the same accuracy" in again.stdout and "so is every loss" in " ".join(again.stdout.split())
 
 
@@ -202,7 +208,7 @@ def test_a_lever_that_is_not_at_work_proves_nothing_and_costs_one_seed(tmp_path)
     said = " ".join(done.stdout.split())
     assert done.returncode == 6, done.stderr
     assert "nothing was proved: nothing of the plan was at work (channels_last: no 2D or 3D convolution)" in said
-    assert done.stderr.count("under the plan") == 1
+    assert num_made(done.stderr) == 2
 
 
 def test_another_batch_size_is_proved_though_its_runs_have_fewer_steps_and_the_next_command_can_be_typed(tmp_path):
@@ -216,15 +222,6 @@ def test_another_batch_size_is_proved_though_its_runs_have_fewer_steps_and_the_n
     assert "idle" not in found or not found["idle"]
 
 
-def test_batches_that_the_script_makes_itself_are_not_changed_and_nothing_is_proved(tmp_path):
-    words = (*ACCURACY, "--seeds", "3", "--levers", "batch_size=64", "--accept", "semantics")
-    done = prove(*words, PROVED, "--epochs", "2", folder=tmp_path)
-    assert done.returncode == 6, done.stderr
-    assert "nothing of the plan was at work (batch_size: no DataLoader feeds the training)" in " ".join(
-        done.stdout.split()
-    )
-
-
 def test_runs_of_another_configuration_are_not_held_beside_these(tmp_path):
     (tmp_path / "rate.json").write_text("0.05")
     source = Path(PROVED).read_text()
@@ -232,7 +229,9 @@ def test_runs_of_another_configuration_are_not_held_beside_these(tmp_path):
     words = (*ACCURACY, "--levers", "none", "train.py", "--epochs", "1")
     assert prove("--seeds", "1", *words, folder=tmp_path).returncode == 6
     again = prove("--seeds", "1", *words, folder=tmp_path)
-    assert "nothing is left to run" in again.stderr and "all runs are earlier ones" in " ".join(again.stdout.split())
+    assert "nothing is left to run" in again.stderr and "2 runs made by an earlier command" in " ".join(
+        again.stdout.split()
+    )
     (tmp_path / "rate.json").write_text("0.1")
     anew = prove("--seeds", "1", *words, folder=tmp_path)
     assert "earlier runs read other files than there are now, `rate.json`: beginning anew" in anew.stderr

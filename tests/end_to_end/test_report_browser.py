@@ -202,7 +202,7 @@ def test_a_detail_opens_with_the_keyboard(browser, files):
         assert page.locator("details table").first.is_visible()
 
 
-@pytest.mark.parametrize("name", ["lenet", "lenet-nothing"])
+@pytest.mark.parametrize("name", ["lenet", "proof equivalent"])
 def test_a_number_leads_to_its_samples_which_open_without_a_script(browser, files, name):
     with opened(browser, files[name], PHONE, java_script_enabled=False) as page:
         link = page.locator(".number a")

@@ -105,7 +105,7 @@ def test_seeds_that_would_decide_are_never_more_than_anybody_would_run():
 def test_values_whose_squares_no_float_holds_are_undecided_and_no_crash():
     for values in ([1e200, 2e200, 3e200], [1.7e308, -1.7e308, 1e308]):
         found = compare(values, values[::-1], margin=1.0)
-        assert found.verdict == "undecided" and "logarithm" in found.reason
+        assert found.verdict == "undecided" and found.num_diverged == 3
 
 
 def test_one_seed_that_is_far_off_does_not_make_the_margin():

@@ -17,7 +17,7 @@ from flatout.records.trace_file import encode
 from handmade import HEADER, window
 
 APART = window(
-    (0.01, 0.012), {"data": (0.004, 0.005), "forward": (0.002, 0.002)},
+    (0.01, 0.012), {"data": (0.004, 0.005), "forward": (0.002, 0.002), "wait_for_disk": (0.001, 0.001)},
     losses=(2.5, math.nan), start_s=1.5, purpose="anatomy", peak_memory_bytes=1000, outside_s=(0.0, 0.003),
 )  # fmt: skip
 ENDS = window((0.009,), observe="ends", index=1, purpose="trial", levers={"threads": {"num": 1}}, start_s=2.0)
@@ -54,13 +54,21 @@ def complaint(capsys, *words, code):
 
 def test_every_step_is_one_row_and_what_was_not_observed_is_an_empty_cell(tmp_path):
     done = api.export("train-1", tmp_path / "steps.csv")
-    assert (done.num_steps, done.num_windows) == (3, 2)
+    assert (done.num_steps, done.remarks) == (3, ())
     first, second, third = rows_of(tmp_path / "steps.csv")
     assert [float(row["start_s"]) for row in (first, second, third)] == [1.5, 1.51, 2.0]
-    assert (first["step_s"], first["data_s"]) == ("0.01", "0.004")
+    assert (first["step_s"], first["data_s"], first["wait_for_disk_s"]) == ("0.01", "0.004", "0.001")
     assert (first["loss"], second["loss"]) == ("2.5", "") and second["outside_s"] == "0.003"
     assert (third["purpose"], third["levers"], third["step"]) == ("trial", "threads=1", "0")
     assert first["copy_s"] == third["data_s"] == third["loss"] == ""
+
+
+def test_the_columns_are_the_same_whatever_was_observed(tmp_path, place):
+    api.export("train-1", tmp_path / "one.csv")
+    write(place / "trace-1.jsonl", HEADER, ENDS)
+    api.export("train-1", tmp_path / "other.csv")
+    one, other = (set(rows_of(tmp_path / name)[0]) for name in ("one.csv", "other.csv"))
+    assert one - other == {"wait_for_disk_s"} and len(other) == len(list(other))
 
 
 def test_numbers_in_the_table_are_those_of_the_trace_to_the_last_bit(tmp_path):
@@ -102,14 +110,11 @@ def test_phases_lie_side_by_side_inside_their_step(tmp_path, place):
 # -- where the steps come from ---------------------------------------------------------------------------------------
 
 
-def test_a_run_whose_traces_are_gone_is_refused(capsys, place):
+def test_a_run_without_a_trace_is_refused(capsys, place):
     (place / "trace-1.jsonl").unlink()
     error, cause, _ = complaint(capsys, "train-1", "--export", "steps.csv", code=4)
-    assert (
-        error.startswith("there is no step to export in")
-        and "traces are gone" in cause
-        and not Path("steps.csv").exists()
-    )
+    assert error.startswith("there is no step to export in") and "are not there any more" in cause
+    assert not Path("steps.csv").exists()
 
 
 @pytest.mark.parametrize("windows", [(), (window((), observe="ends"),)])
@@ -174,7 +179,7 @@ def test_exporting_two_runs_at_once_or_beside_a_page_is_refused(capsys):
 
 def test_what_was_written_is_printed_or_given_as_json(capsys):
     assert flatout.main(["report", "train-1", "--export", "steps.json"]) is None
-    assert "steps.json: 3 steps of 2 windows" in capsys.readouterr().out
+    assert "steps.json: 3 steps" in capsys.readouterr().out
     flatout.main(["report", "train-1", "--export", "steps.json", "--json"])
     assert json.loads(capsys.readouterr().out)["num_steps"] == 3
 
@@ -184,4 +189,4 @@ def test_a_trace_whose_last_line_was_cut_is_said_to_be(tmp_path, place, kind):
     trace = place / "trace-1.jsonl"
     trace.write_text(trace.read_text()[:-30])
     found = api.export("train-1", tmp_path / f"steps.{kind}")
-    assert found.num_windows == 1 and found.remarks == ("`trace-1.jsonl` is cut: its last line is left out",)
+    assert found.num_steps == 2 and found.remarks == ("`trace-1.jsonl` is cut: its last line is left out",)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flatout.cli import flatout, foreground
-from flatout.judge import proof_file
+from flatout.judge import proof
 from flatout.judge.result import save
 from flatout.records import output_file
 from proofs import proved, runs
@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch):
         save(replace(examples.lenet(), run=str(place), timeline=()), place)
     place = tmp_path / ".flatout" / "p-1"
     place.mkdir()
-    proof_file.save(proved(runs(3)), place)
+    proof.save(proved(runs(3)), place)
     return tmp_path
 
 

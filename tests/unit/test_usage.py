@@ -359,7 +359,6 @@ def test_an_early_interruption_says_where_it_came_and_what_to_do(capsys, folder,
 
     monkeypatch.setattr(api, command, interrupted)
     monkeypatch.setattr("flatout.cli.progress.end_children_when_told_to_end", lambda: None)
-    monkeypatch.setattr("flatout.cli.proving.end_children_when_told_to_end", lambda: None)
     assert flatout.main([command, "train.py"]) == 130
     error, cause, hint = capsys.readouterr().err.splitlines()[-3:]
     assert error == "flatout: stopped before there was anything to keep"

@@ -23,15 +23,19 @@ REASON = 80
 """Characters of why a trial has no ratio."""
 
 
-def measured(call: Callable[[Show], Found], shown: Callable[[Found], object]) -> None:
-    """Make the call with live progress on stderr, and show its result."""
+def measured(
+    call: Callable[[Show], Found],
+    shown: Callable[[Found], object],
+    stopped: str = "a shorter `--budget` takes less time",
+) -> None:
+    """Make the call with live progress on stderr, and show its result; `stopped` is said where Ctrl-C left nothing."""
     end_children_when_told_to_end()
     progress = Progress()
     with progress:
         try:
             result = call(progress.show)
         except KeyboardInterrupt:
-            raise progress.stopped("the same command begins anew; a shorter `--budget` takes less time") from None
+            raise progress.stopped(f"the same command begins anew; {stopped}") from None
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # who stopped it twice still wants to see what it came to
     shown(result)
 

@@ -9,6 +9,8 @@ import click
 
 from flatout.cli import options
 
+EXIT_CODES = {"identical": 0, "equivalent": 0, "different": 1, "undecided": 6}
+
 
 @click.command("prove", cls=options.ScriptCommand, context_settings=options.SCRIPT_SETTINGS)
 @click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="The plan to prove.")
@@ -50,9 +52,10 @@ def command(  # noqa: PLR0913  one parameter per option
     has its writes discarded. Ctrl-C keeps the runs that are done, and the same command goes on.
     """  # noqa: D301
     from flatout import api
-    from flatout.cli.proving import proved
+    from flatout.cli.progress import measured
+    from flatout.cli.showing import show
     from flatout.judge.metric import metric_of
-    from flatout.judge.proof import Aim
+    from flatout.judge.proof import Aim, Proof
     from flatout.run.script import from_words
 
     aim = Aim(
@@ -71,9 +74,9 @@ def command(  # noqa: PLR0913  one parameter per option
         fresh=fresh,
     )
     script = from_words(words, module)
-    code = proved(
-        lambda show: api.prove(script, request=request, show=show),
-        as_json=as_json,
-        against_itself=request.levers == (),
-    )
-    sys.exit(code)
+
+    def shown(found: Proof) -> None:
+        show(found, as_json=as_json)
+        sys.exit(EXIT_CODES[found.equivalence.verdict])
+
+    measured(lambda told: api.prove(script, request=request, show=told), shown, stopped="no run had ended")

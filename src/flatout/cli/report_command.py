@@ -39,7 +39,8 @@ def command(
     from flatout.cli.showing import show
     from flatout.records.as_json import to_json
     from flatout.report import print_view
-    from flatout.report.former import record, written
+    from flatout.report.export import written
+    from flatout.report.former import record
 
     if file is not None:
         if other is not None or html is not None:

@@ -7,8 +7,9 @@ not matter has to be shown; that none was found is not enough.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from flatout.judge.stats import student
@@ -22,8 +23,8 @@ MOST_SEEDS = 1000
 ASTRAY = 4.0
 """A seed that makes the deviation so many times as large is an accident, not what seeds do."""
 
-LARGEST = 1e150
-"""The square of what is larger overflows."""
+LARGEST = 1e100
+"""What is larger is as good as infinite: its square overflows."""
 
 Word = Literal["identical", "equivalent", "different", "undecided"]
 
@@ -86,122 +87,80 @@ def compare(plain: Sequence[float], changed: Sequence[float], margin: float | No
         raise ValueError(f"{len(plain)} plain values but {len(changed)} changed ones")
     if margin is not None and not (math.isfinite(margin) and margin > 0):
         raise ValueError(f"{margin} is no margin")
-    finite = [(a, b) for a, b in zip(plain, changed, strict=True) if math.isfinite(a) and math.isfinite(b)]
-    one_side = sum(math.isfinite(a) != math.isfinite(b) for a, b in zip(plain, changed, strict=True))
-    if any(abs(x) > LARGEST for pair in finite for x in pair):
-        return _one_side_of(one_side, _too_large(finite, margin))
-    spread = _deviation([a for a, _ in finite])
-    usual, source = _usual_spread([a for a, _ in finite]) if margin is None else (margin, "as asked for")
-    found = _Found(finite, usual, source, spread)
-    if one_side:
-        return _one_side_of(one_side, found.says("different"))
-    if num := len(plain) - len(finite):
-        seeds = "every seed" if num == len(plain) else f"{num} of {len(plain)} seeds"
-        reason = f"with {seeds} both sides came to NaN or infinity"
-        return replace(found.says("undecided", reason=reason), num_diverged=num)
-    if len(finite) < MIN_SEEDS:
-        return found.says(
-            "undecided", reason=f"{len(finite)} of at least {MIN_SEEDS} seeds that are needed",
-            more=MIN_SEEDS - len(finite),
-        )  # fmt: skip
-    if all(a == b for a, b in finite):
-        return found.says("identical")
-    return _judged(found)
-
-
-def _one_side_of(num: int, found: Equivalence) -> Equivalence:
-    """The same, but different where a value is not finite on one side only."""
-    if not num:
-        return found
-    seeds = "a seed" if num == 1 else f"{num} seeds"
-    return replace(found, verdict="different", reason=f"with {seeds} only one side came to NaN or infinity")
-
-
-def _too_large(pairs: Sequence[tuple[float, float]], margin: float | None) -> Equivalence:
-    nan = float("nan")
-    return Equivalence(
-        verdict="undecided", difference=nan, low=nan, high=nan, margin=nan if margin is None else margin,
-        margin_source="as asked for" if margin is not None else "", plain_spread=nan, num_seeds=len(pairs),
-        reason="values are so large that no float holds their squares: print the logarithm of the metric",
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    pairs: Sequence[tuple[float, float]]
-    margin: float
-    source: str
-    spread: float
-
-    def says(self, verdict: Word, *, reason: str = "", more: int | None = None) -> Equivalence:
-        differences = [b - a for a, b in self.pairs]
-        low, high = _interval(differences, 0.90)
-        return Equivalence(
-            verdict=verdict,
-            difference=_mean(differences),
-            low=low,
-            high=high,
-            margin=self.margin,
-            margin_source=self.source,
-            plain_spread=self.spread,
-            num_seeds=len(self.pairs),
-            more_seeds=more,
-            reason=reason,
-        )
-
-
-def _judged(found: _Found) -> Equivalence:
-    differences = [b - a for a, b in found.pairs]
-    if not found.margin > 0:
-        return found.says(
-            "undecided", reason="all plain seeds have one value, so there is no spread to take a margin from"
-        )
+    finite = [(abs(a) < LARGEST, abs(b) < LARGEST) for a, b in zip(plain, changed, strict=True)]
+    pairs = [(a, b) for a, b, both in zip(plain, changed, finite, strict=True) if all(both)]
+    differences = [b - a for a, b in pairs]
+    spread, source = _spread([a for a, _ in pairs])
+    wanted = spread if margin is None else margin
+    num_diverged = finite.count((False, False))
+    verdict, reason, more = _judged(pairs, differences, wanted, num_diverged, len(plain))
+    if one_side := len(plain) - len(pairs) - num_diverged:
+        seeds = "a seed" if one_side == 1 else f"{one_side} seeds"
+        verdict, reason, more = "different", f"with {seeds} only one side came to NaN or infinity", None
     low, high = _interval(differences, 0.90)
-    if -found.margin < low and high < found.margin:
-        return found.says("equivalent")
-    low, high = _interval(differences, 0.95)
-    if low > found.margin or high < -found.margin:
-        return found.says("different")
-    return found.says(
-        "undecided", reason="the interval reaches beyond the margin", more=_more(differences, found.margin)
+    return Equivalence(
+        verdict=verdict,
+        difference=statistics.fmean(differences) if differences else math.nan,
+        low=low,
+        high=high,
+        margin=wanted,
+        margin_source=source if margin is None else "as asked for",
+        plain_spread=_deviation([a for a, _ in pairs]),
+        num_seeds=len(pairs),
+        more_seeds=more,
+        reason=reason,
+        num_diverged=num_diverged if verdict == "undecided" else 0,
     )
 
 
-def _more(differences: Sequence[float], margin: float) -> int | None:
-    """How many seeds more would decide if mean and deviation stay as they are."""
-    room = abs(margin - abs(_mean(differences)))
-    level = 0.90 if abs(_mean(differences)) < margin else 0.95
-    deviation = _deviation(differences)
-    for num in range(len(differences) + 1, MOST_SEEDS):
-        if student(num - 1, level) * deviation / math.sqrt(num) < room:
-            return num - len(differences)
-    return None
+def _judged(
+    pairs: Sequence[tuple[float, float]], differences: Sequence[float], margin: float, num_diverged: int, num: int
+) -> tuple[Word, str, int | None]:
+    """The verdict, its reason, and about how many more seeds would decide."""
+    if num_diverged:
+        seeds = "every seed" if num_diverged == num else f"{num_diverged} of {num} seeds"
+        return "undecided", f"with {seeds} both sides came to NaN or infinity", None
+    if len(pairs) < MIN_SEEDS:
+        more = MIN_SEEDS - len(pairs)
+        return "undecided", f"{len(pairs)} of at least {MIN_SEEDS} seeds that are needed", more
+    if not any(differences):
+        return "identical", "", None
+    if not margin > 0:
+        return "undecided", "all plain seeds have one value, so there is no spread to take a margin from", None
+    low, high = _interval(differences, 0.90)
+    if -margin < low and high < margin:
+        return "equivalent", "", None
+    low, high = _interval(differences, 0.95)
+    if low > margin or high < -margin:
+        return "different", "", None
+    # how many seeds more would decide if mean and deviation stay as they are
+    mean, deviation = abs(statistics.fmean(differences)), _deviation(differences)
+    level = 0.90 if mean < margin else 0.95
+    for wanted in range(len(pairs) + 1, MOST_SEEDS):
+        if student(wanted - 1, level) * deviation / math.sqrt(wanted) < abs(margin - mean):
+            return "undecided", "the interval reaches beyond the margin", wanted - len(pairs)
+    return "undecided", "the interval reaches beyond the margin", None
 
 
 def _interval(values: Sequence[float], level: float) -> tuple[float, float]:
     if len(values) < 2:
-        return float("nan"), float("nan")
+        return math.nan, math.nan
     half = student(len(values) - 1, level) * _deviation(values) / math.sqrt(len(values))
-    return _mean(values) - half, _mean(values) + half
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else float("nan")
-
-
-def _usual_spread(values: Sequence[float]) -> tuple[float, str]:
-    """The standard deviation; without the one value that is `ASTRAY` times as far off as the others lie apart."""
-    whole = _deviation(values)
-    if len(values) > MIN_SEEDS + 1:  # three others may lie close together by chance
-        middle = sorted(values)[len(values) // 2]
-        others = sorted(values, key=lambda value: abs(value - middle))[:-1]
-        if _deviation(others) * ASTRAY < whole:
-            return _deviation(others), "the standard deviation between plain seeds but one, which is far off"
-    return whole, "the standard deviation between plain seeds"
+    return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
 def _deviation(values: Sequence[float]) -> float:
     if len(values) < 2:
-        return float("nan")
-    mean = _mean(values)
+        return math.nan
+    mean = statistics.fmean(values)
     return math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (len(values) - 1))
+
+
+def _spread(plain: Sequence[float]) -> tuple[float, str]:
+    """The standard deviation; without the one value that is `ASTRAY` times as far off as the others lie apart."""
+    if len(plain) > MIN_SEEDS + 1:  # three others may lie close together by chance
+        middle = sorted(plain)[len(plain) // 2]
+        others = sorted(plain, key=lambda value: abs(value - middle))[:-1]
+        if _deviation(others) * ASTRAY < _deviation(plain):
+            return _deviation(others), "the standard deviation between plain seeds but one, which is far off"
+    return _deviation(plain), "the standard deviation between plain seeds"

@@ -5,12 +5,8 @@ In: what a script printed. Out: `Reading`s in their order; the last one counts. 
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
 import re
-import signal
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,16 +21,17 @@ SMOOTH_SHARE = 0.02
 
 NUM_POINTS = 200
 
-SEARCH_S = 30.0
-"""A pattern may search a run's output for so many seconds; nested repeats can take longer than the universe is old."""
+_NUMBER = re.compile(r"(?:(?<![\w.)\]])[+-])?(?:\d+(?:,\d{3}\b)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
+"""All of a number; a sign is one where nothing that could be subtracted from stands before it."""
 
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 """A comma elsewhere may be a decimal one, which would make a number of `0,93` that is a hundred times as large."""
 
-_REST_OF_NUMBER = re.compile(r"[eE][+-]?\d|\.?\d|,\d{3}\b")
-"""What goes on in a number whose beginning a group has taken."""
+_NOT_FINITE = re.compile(r"[+-]?\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
 
-_NOT_FINITE = r"\s*([+-]?(?i:nan|inf(?:inity)?))\b"
+FALLING = ("loss", "err", "perplexity", "ppl", "rmse", "mae", "mse", "fid", "nll", "elbo")
+RISING = ("acc", "auc", "f1", "score", "bleu", "rouge", "iou", "precision", "recall", "reward", "top1", "top5", "psnr")
+"""Words in a metric's name or pattern that say which way it is to go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,105 +117,40 @@ def in_lines(pattern: str, lines: Iterable[tuple[float, str]]) -> list[Reading]:
     [0.9, nan]
 
     Raises:
-        RecordError: It matches something that is no number, or a part of one; or it takes too long.
+        RecordError: It matches something that is no number, or a part of one.
     """
-    with _patience(pattern):
-        return list(_found(pattern, lines))
-
-
-def _found(pattern: str, lines: Iterable[tuple[float, str]]) -> Iterator[Reading]:
-    instead = _instead_of_number(pattern)
+    found = []
     for at_s, line in lines:
         where = f"the line `{line.strip()[:120]}`"
         matches = list(re.finditer(pattern, line))
         for match in matches:
             _check_whole(match, where)
-            yield Reading(value=number_of(match[1], where), at_s=at_s)
-        said = instead.search(line) if not matches and instead is not None else None
-        if said is not None and said[1] is not None:
-            yield Reading(value=float(said[1]), at_s=at_s)
+            found.append(Reading(value=number_of(match[1], where), at_s=at_s))
+        if not matches:
+            found += [Reading(value=value, at_s=at_s) for value in _not_finite(pattern, line)]
+    return found
 
 
-def doubled_in(pattern: str, lines: Iterable[tuple[float, str]]) -> str:
-    """The first line that a pattern matches more than once, shortened; or nothing.
-
-    >>> doubled_in("mse ([0-9.]+)", [(1.0, "train mse 0.3, val mse 0.4")])
-    'train mse 0.3, val mse 0.4'
-    """
-    with _patience(pattern):
-        return next((line.strip()[:120] for _, line in lines if len(re.findall(pattern, line)) > 1), "")
-
-
-@contextlib.contextmanager
-def _patience(pattern: str) -> Iterator[None]:
-    """End a search that does not end; Python's matcher listens to signals, which come in the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(*_: object) -> None:
-        raise RecordError(
-            f"`--metric {pattern}` searched the output for {SEARCH_S:.0f} s and was not done",
-            cause="nested repeats, as in `(a+)+`, try a number of ways that doubles with each letter of a line",
-            hint=r"a plainer pattern: some words before the number, and `([0-9.e+-]+)`",
-        )
-
-    former = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, SEARCH_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, former)
-
-
-def _instead_of_number(pattern: str) -> re.Pattern[str] | None:
-    """What stands before the group, followed by NaN or infinity; None where nothing does."""
-    before, num_open = _before_group(pattern)
-    if not re.search(r"\w", before):
-        return None
-    try:
-        return re.compile(before + _NOT_FINITE + ")" * num_open)
-    except re.error:  # it stands in a condition, or looks behind itself
-        return None
-
-
-@functools.lru_cache(maxsize=8)
-def _before_group(pattern: str) -> tuple[str, int]:
-    """What of a pattern stands before its group, and how many brackets are open there.
-
-    >>> _before_group("acc[(]: (?:is (?P<value>[0-9.]+))")
-    ('acc[(]: (?:is ', 1)
-    """
-    token = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?P<\w+>|(?!\?))|\(|\)|.", re.DOTALL)
-    num_open = 0
-    for found in token.finditer(pattern):
-        if (found[0] == "(" and pattern[found.end() : found.end() + 1] != "?") or found[0].startswith("(?P<"):
-            return pattern[: found.start()], num_open
-        num_open += (found[0] == "(") - (found[0] == ")")
-    return "", 0
+def _not_finite(pattern: str, line: str) -> Iterator[float]:
+    """NaN and infinities that stand where the group would take a number."""
+    for word in _NOT_FINITE.finditer(line):
+        for number in ("0", "0.0000"):
+            match = re.search(pattern, line[: word.start()] + number + line[word.end() :])
+            if match is not None and match.start(1) == word.start():
+                yield float(word[0])
+                break
 
 
 def _check_whole(match: re.Match[str], where: str) -> None:
-    taken, ends = match[1] or "", match.end() == match.end(1)
-    rest = _REST_OF_NUMBER.match(match.string, match.end()) if ends and taken[-1:].isdigit() else None
-    cut_behind = rest is not None and not (rest[0][0] == "," and "." in taken)
-    if cut_behind or _is_cut_before(match, taken):
-        start = re.search(r"[-+\d.,]*$", match.string[: match.start(1)])
-        whole = re.match(r"[\d.,eE+-]+", match.string[start.start() if start else match.start(1) :])
-        raise RecordError(
-            f"the metric is `{taken}` of `{whole[0] if whole else taken}`: the pattern takes a part of the number",
-            cause=f"found in {where}",
-            hint=r"some words before the number, and a group of all that it may have: `loss: ([0-9.e+-]+)`",
-        )
-
-
-def _is_cut_before(match: re.Match[str], taken: str) -> bool:
-    """Whether what stands before the group is of the number as well, and the pattern does not say that by itself."""
-    before, _ = _before_group(match.re.pattern)
-    if re.search(r"[\d.-]$", before) or not taken[:1].isdigit():
-        return False
-    return re.search(r"(?:(?:^|[\s=:(,\[])-|\d|\d\.)$", match.string[: match.start(1)]) is not None
+    """Make sure that the group has not taken a part of a number, as `.*([0-9.]+)` does."""
+    first, last = match.span(1)
+    for number in _NUMBER.finditer(match.string):
+        if number.start() < last and first < number.end() and not first <= number.start() <= number.end() <= last:
+            raise RecordError(
+                f"the metric is `{match[1]}` of `{number[0]}`: the pattern takes a part of the number",
+                cause=f"found in {where}",
+                hint=r"some words before the number, and a group of all that it may have: `loss: ([0-9.e+-]+)`",
+            )
 
 
 def number_of(text: Any, where: str) -> float:
@@ -228,10 +160,8 @@ def number_of(text: Any, where: str) -> float:
         RecordError: It is none; `where` it was found is said.
     """
     digits = str(text).strip().removesuffix("%")
-    if _THOUSANDS.fullmatch(digits):
-        digits = digits.replace(",", "")
     try:
-        return float(digits)
+        return float(digits.replace(",", "") if _THOUSANDS.fullmatch(digits) else digits)
     except ValueError:
         raise RecordError(
             f"the metric is `{str(text)[:60]}`, which is no number",
@@ -246,29 +176,15 @@ def in_losses(steps: Sequence[tuple[float, float]]) -> list[Reading]:
     Args:
         steps: Seconds since the start of the run, and the loss, of each step.
     """
-    if not steps:
-        return []
-    width = max(round(SMOOTH_SHARE * len(steps)), 1)
-    stride = max(len(steps) // NUM_POINTS, 1)
-    found = [
-        Reading(value=_mean([loss for _, loss in steps[end - width : end]]), at_s=steps[end - 1][0])
-        for end in range(width, len(steps) + 1, stride)
-    ]
-    last = steps[-max(round(LAST_SHARE * len(steps)), 1) :]
-    return [*found, Reading(value=_mean([loss for _, loss in last]), at_s=steps[-1][0])]
 
+    def mean(first: int, last: int) -> Reading:
+        losses = [loss for _, loss in steps[first:last]]
+        return Reading(value=sum(losses) / len(losses), at_s=steps[last - 1][0])
 
-def _mean(values: Sequence[float]) -> float:
-    """Exact as far as floats go; beyond, infinite or NaN, as floats add."""
-    try:
-        return math.fsum(values) / len(values)
-    except (OverflowError, ValueError):
-        return sum(values) / len(values)
-
-
-FALLING = ("loss", "err", "perplexity", "ppl", "rmse", "mae", "mse", "fid", "nll", "elbo")
-RISING = ("acc", "auc", "f1", "score", "bleu", "rouge", "iou", "precision", "recall", "reward", "top1", "top5", "psnr")
-"""Words in a metric's name or pattern that say which way it is to go."""
+    num = len(steps)
+    width = max(round(SMOOTH_SHARE * num), 1)
+    on_the_way = [mean(end - width, end) for end in range(width, num + 1, max(num // NUM_POINTS, 1))]
+    return [*on_the_way, mean(num - max(round(LAST_SHARE * num), 1), num)] if steps else []
 
 
 def rises(name: str, runs: Sequence[Sequence[Reading]]) -> bool:
@@ -281,18 +197,14 @@ def rises(name: str, runs: Sequence[Sequence[Reading]]) -> bool:
     >>> rises("val_loss: ([0-9.]+)", []), rises("accuracy", [])
     (False, True)
     """
-    lowered = name.lower()
-    falling, rising = (any(word in lowered for word in words) for words in (FALLING, RISING))
+    falling, rising = (any(word in name.lower() for word in words) for words in (FALLING, RISING))
     if falling != rising:
         return rising
-    found = 0
+    ways = 0
     for run in runs:
         values = [r.value for r in run if math.isfinite(r.value)]
-        if len(values) > 1:
-            half = len(values) // 2
-            begun, ended = sorted(values[:half])[half // 2], sorted(values[-half:])[half // 2]
-            found += (ended > begun) - (ended < begun)
-    return found >= 0
+        ways += (values[-1] > values[0]) - (values[-1] < values[0]) if values else 0
+    return ways >= 0
 
 
 def reached_s(readings: Sequence[Reading], target: float, *, rising: bool) -> float | None:

@@ -1,26 +1,34 @@
 """What do whole runs with and without a plan prove? Their metric, their time, their energy, seed by seed.
 
-In: the `WholeRun`s of several seeds. Out: a `Proof`. How they were run is in `flatout.trials.proving`, their files in
-`flatout.judge.proof_file`.
+In: the `WholeRun`s of several seeds. Out: a `Proof`; and both as files of a run folder. How they were run is in
+`flatout.trials.proving`.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from flatout.errors import RecordError, cannot_write
 from flatout.judge import equivalence, stats
 from flatout.judge.equivalence import Equivalence
 from flatout.judge.metric import Metric, Reading, reached_s, rises
 from flatout.judge.stats import Comparison
+from flatout.records import files
+from flatout.records.as_json import from_json, to_json
 from flatout.records.ceilings import Machine
 from flatout.records.trace import Levers
 
 FORMAT = 1  # 1: first version
 
 NOT_AT_WORK = "nothing of the plan was at work"
+
+RUNS = "runs.jsonl"
+FILE = "proof.json"
 
 INTERRUPTED = "you stopped it"
 """Why a proof ended that Ctrl-C ended."""
@@ -48,15 +56,12 @@ class WholeRun:
         readings: The metric on its way, thinned.
         losses_hash: Of all recorded losses; equal for runs that computed the same. Empty where there were none.
         problem: Why the run counts for nothing, or empty.
-        remarks: What went wrong on our side, or was said in the end.
-        engaged: Whether all of the plan's levers were at work, and none broke.
+        fault: What first went wrong on our side, or empty.
         idle: Levers that were not at work, and why.
         doubled: The first line in which the metric was found more than once, or empty.
         inputs: What it read of the user's files, each with a mark of its content.
-        environment: Variables that it saw, each with a mark of its value.
         foreign_fraction: What others used of the CPU meanwhile.
         joules: Energy used meanwhile; None where not readable.
-        why_no_energy: Why not, or empty.
     """
 
     seed: int
@@ -70,15 +75,16 @@ class WholeRun:
     readings: tuple[Reading, ...] = ()
     losses_hash: str = ""
     problem: str = ""
-    remarks: tuple[str, ...] = ()
-    engaged: bool = True
+    fault: str = ""
     idle: Mapping[str, str] = field(default_factory=dict)
     doubled: str = ""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
     foreign_fraction: float | None = None
     joules: float | None = None
-    why_no_energy: str = ""
+
+
+_Pair = tuple[WholeRun, WholeRun]
+"""Runs of one seed, plain and under the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,88 +199,98 @@ class Aim:
     target: float | None = None
 
 
-@dataclass(slots=True)
-class _Pairs:
-    """Runs of one seed, side by side."""
-
-    plain: list[WholeRun] = field(default_factory=list)
-    plan: list[WholeRun] = field(default_factory=list)
-
-
 def prove(asked: Asked, aim: Aim, runs: Sequence[WholeRun], machine: Machine, created: str, stopped: str = "") -> Proof:
     """Judge what has been run so far."""
-    pairs = _paired(runs)
+    usable = {(r.seed, r.side): r for r in runs if not r.problem}
+    seeds = sorted(seed for seed, side in usable if side == "plain" and (seed, "plan") in usable)
+    pairs = [(usable[seed, "plain"], usable[seed, "plan"]) for seed in seeds]
     ignored = seeds_ignored(runs)
-    rising = rises(asked.metric.name, [r.readings for r in (*pairs.plain, *pairs.plan)])
+    valued = pairs[:1] if ignored else pairs  # as many runs as there are, they are one seed
+    values = [(a.value, b.value) for a, b in valued if a.value is not None and b.value is not None]
+    found = equivalence.compare([a for a, _ in values], [b for _, b in values], aim.margin)
+    rising = rises(asked.metric.name, [run.readings for pair in pairs for run in pair])
+    times: list[tuple[float | None, float | None]] = []
+    if (target := aim.target) is not None:
+        times = [(reached_s(a.readings, target, rising=rising), reached_s(b.readings, target, rising=rising))
+                 for a, b in pairs]  # fmt: skip
+    joules = [(a.joules, b.joules) for a, b in pairs]
     return Proof(
         asked=asked,
         num_seeds=aim.num_seeds,
-        equivalence=_in_spite_of_all(_equivalence(pairs, aim, ignored), runs, pairs, asked.levers),
-        time=stats.compare([r.wall_s for r in pairs.plain], [r.wall_s for r in pairs.plan]),
-        training_time=stats.compare([r.training_s for r in pairs.plain], [r.training_s for r in pairs.plan]),
-        target=aim.target,
-        target_time=_target_time(pairs, aim.target, rising=rising),
-        reached=(_reached(pairs.plain, aim.target, rising=rising), _reached(pairs.plan, aim.target, rising=rising)),
+        equivalence=_in_spite_of_all(found, runs, pairs, asked.levers),
+        time=stats.compare([a.wall_s for a, _ in pairs], [b.wall_s for _, b in pairs]),
+        training_time=stats.compare([a.training_s for a, _ in pairs], [b.training_s for _, b in pairs]),
+        target=target,
+        target_time=None if target is None else _compared(times),
+        reached=(sum(a is not None for a, _ in times), sum(b is not None for _, b in times)),
         rising=rising,
-        energy=_energy(pairs),
+        energy=_compared(joules) if any(None not in both for both in joules) else None,
         seeds_ignored=ignored,
         runs=tuple(runs),
         machine=machine,
         created=created,
         stopped=stopped,
         notes=tuple(_notes(runs, pairs, asked.levers)),
-        losses_equal=all(a.losses_hash == b.losses_hash != "" for a, b in _beside(pairs)),
+        losses_equal=all(a.losses_hash == b.losses_hash != "" for a, b in pairs),
     )
 
 
-def _paired(runs: Sequence[WholeRun]) -> _Pairs:
-    usable = {(r.seed, r.side): r for r in runs if not r.problem}
-    seeds = sorted({seed for seed, _ in usable if all((seed, side) in usable for side in SIDES)})
-    return _Pairs([usable[seed, "plain"] for seed in seeds], [usable[seed, "plan"] for seed in seeds])
+def _compared(pairs: Sequence[tuple[float | None, float | None]]) -> Comparison:
+    both = [(a, b) for a, b in pairs if a is not None and b is not None]
+    return stats.compare([a for a, _ in both], [b for _, b in both])
 
 
 def seeds_ignored(runs: Sequence[WholeRun]) -> bool:
     """Whether plain runs of at least two seeds computed the same, loss by loss or, without losses, in every reading.
 
-    Readings of few digits may well be the same by chance.
+    Readings of few digits may well be the same by chance, and all that diverge at once look the same.
     """
     plain = [r for r in runs if r.side == "plain" and not r.problem]
-    if any(r.readings and not any(math.isfinite(one.value) for one in r.readings) for r in plain):
-        return False  # all that diverge at once look the same
-    if not all(r.losses_hash or any(_has_digits(one.value) for one in r.readings) for r in plain):
-        return False
-    marks = {r.losses_hash or repr([reading.value for reading in r.readings]) for r in plain}
+    marks = set()
+    for run in plain:
+        values = [one.value for one in run.readings]
+        finite = [x for x in values if math.isfinite(x)]
+        tells = run.losses_hash or any(float(f"{x:.{TELLING_DIGITS - 1}g}") != x for x in finite)
+        if not tells or (values and not finite):
+            return False
+        marks.add(run.losses_hash or repr(values))
     return len(plain) > 1 and len(marks) == 1
 
 
-def _has_digits(value: float) -> bool:
-    """Whether a value has so many digits that two trainings do not share it by chance."""
-    return math.isfinite(value) and float(f"{value:.{TELLING_DIGITS - 1}g}") != value
+def _in_spite_of_all(
+    found: Equivalence, runs: Sequence[WholeRun], pairs: Sequence[_Pair], levers: Levers
+) -> Equivalence:
+    """What the values say, unless something else says that they do not say it.
 
+    Seeds that the plan did not survive are no reason to call those that it did survive the same.
+    """
 
-def _equivalence(pairs: _Pairs, aim: Aim, ignored: bool) -> Equivalence:
-    plain = [r.value for r in pairs.plain if r.value is not None]
-    plan = [r.value for r in pairs.plan if r.value is not None]
-    if ignored:  # as many runs as there are, they are one seed
-        plain, plan = plain[:1], plan[:1]
-    return equivalence.compare(plain, plan, aim.margin)
+    def instead(verdict: equivalence.Word, reason: str) -> Equivalence:
+        return replace(found, verdict=verdict, more_seeds=None, reason=reason)
 
-
-def _in_spite_of_all(found: Equivalence, runs: Sequence[WholeRun], pairs: _Pairs, levers: Levers) -> Equivalence:
-    """What the values say, unless something else says that they do not say it."""
-    found = _despite_failures(found, runs, side_name("plan", levers))
+    changed = side_name("plan", levers)
+    ended = {side: {r.seed for r in runs if r.side == side and not r.problem} for side in SIDES}
+    failed = [r for r in runs if r.side == "plan" and r.problem and r.seed in ended["plain"] - ended["plan"]]
+    if broken := ", ".join(str(r.seed) for r in failed if r.exit_code != 0):
+        return instead(
+            "different", f"{changed} the script failed with seed {broken}, with which it does not fail plain"
+        )
     idle = idle_levers(runs, levers)
     if idle and len(idle) == len(levers) and found.verdict != "different":
         why = "; ".join(f"{name}: {reason}" for name, reason in idle.items())
-        return replace(found, verdict="undecided", more_seeds=None, reason=f"{NOT_AT_WORK} ({why})")
-    if found.verdict in ("identical", "equivalent"):
-        for plain, plan in _beside(pairs):
-            if plain.num_steps == plan.num_steps and plain.num_readings != plan.num_readings:
-                reason = (
-                    f"with seed {plain.seed} the metric was found {plain.num_readings} times and "
-                    f"{plan.num_readings} times in as many steps: the last ones are not of the same moment"
-                )
-                return replace(found, verdict="undecided", more_seeds=None, reason=reason)
+        return instead("undecided", f"{NOT_AT_WORK} ({why})")
+    if found.verdict not in ("identical", "equivalent"):
+        return found
+    if failed:
+        numbers = ", ".join(str(r.seed) for r in failed)
+        return instead("undecided", f"{changed} nothing came of seed {numbers}, which counts plain")
+    for plain, plan in pairs:
+        if plain.num_steps == plan.num_steps and plain.num_readings != plan.num_readings:
+            return instead(
+                "undecided",
+                f"with seed {plain.seed} the metric was found {plain.num_readings} times and {plan.num_readings} times "
+                "in as many steps: the last ones are not of the same moment",
+            )
     return found
 
 
@@ -284,111 +300,101 @@ def idle_levers(runs: Sequence[WholeRun], levers: Levers) -> dict[str, str]:
     return {name: ended[-1].idle[name] for name in levers if ended and all(name in r.idle for r in ended)}
 
 
-def _despite_failures(found: Equivalence, runs: Sequence[WholeRun], changed: str) -> Equivalence:
-    """Seeds that the plan did not survive are no reason to call those that it did survive the same."""
-    plain = {r.seed for r in runs if r.side == "plain" and not r.problem}
-    ended = {r.seed for r in runs if r.side == "plan" and not r.problem}
-    failed = [r for r in runs if r.side == "plan" and r.problem and r.seed in plain - ended]
-    broken = [str(r.seed) for r in failed if r.exit_code != 0]
-    if broken:
-        reason = f"{changed} the script failed with seed {', '.join(broken)}, with which it does not fail plain"
-        return replace(found, verdict="different", more_seeds=None, reason=reason)
-    if failed and found.verdict in ("identical", "equivalent"):
-        numbers = ", ".join(str(r.seed) for r in failed)
-        reason = f"{changed} nothing came of seed {numbers}, which counts plain"
-        return replace(found, verdict="undecided", more_seeds=None, reason=reason)
-    return found
-
-
-def _target_time(pairs: _Pairs, target: float | None, *, rising: bool) -> Comparison | None:
-    if target is None:
-        return None
-    times = [
-        (reached_s(a.readings, target, rising=rising), reached_s(b.readings, target, rising=rising))
-        for a, b in _beside(pairs)
-    ]
-    both = [(a, b) for a, b in times if a is not None and b is not None]
-    return stats.compare([a for a, _ in both], [b for _, b in both])
-
-
-def _reached(runs: Sequence[WholeRun], target: float | None, *, rising: bool) -> int:
-    return 0 if target is None else sum(reached_s(r.readings, target, rising=rising) is not None for r in runs)
-
-
-def _energy(pairs: _Pairs) -> Comparison | None:
-    both = [(a.joules, b.joules) for a, b in _beside(pairs) if a.joules is not None and b.joules is not None]
-    return stats.compare([a for a, _ in both], [b for _, b in both]) if both else None
-
-
-def _beside(pairs: _Pairs) -> list[tuple[WholeRun, WholeRun]]:
-    return list(zip(pairs.plain, pairs.plan, strict=True))
-
-
-def _notes(runs: Sequence[WholeRun], pairs: _Pairs, levers: Levers) -> list[str]:
+def _notes(runs: Sequence[WholeRun], pairs: Sequence[_Pair], levers: Levers) -> Iterator[str]:
     first, second = ("without the plan", "with it") if levers else ("plain", "plain again")
-    lines = [
-        f"seed {r.seed}, {r.side if levers else side_name(r.side, levers)}: {r.problem}" for r in runs if r.problem
-    ]
-    lines += [
-        f"seed {a.seed}: the metric was found {a.num_readings} times {first}, {b.num_readings} times {second}"
-        for a, b in _beside(pairs)
-        if a.num_readings != b.num_readings
-    ]
-    lines += _notes_on_steps(pairs, first, second)
-    doubled = next((r.doubled for r in runs if r.doubled), "")
-    if doubled:
-        lines.append(f"the metric is found more than once in the line `{doubled}`: the last one counts")
-    lines += _notes_on_levers([r for r in runs if r.side == "plan" and not r.problem], levers)
-    busy = max((r.foreign_fraction or 0.0 for r in (*pairs.plain, *pairs.plan)), default=0.0)
-    if busy > 0.1:
-        lines.append(f"other processes used up to {100 * busy:.0f} % of the CPU during a run: times are less sure")
-    return lines
-
-
-def _notes_on_steps(pairs: _Pairs, first: str, second: str) -> list[str]:
-    """Where the runs of a seed made another number of steps; one line where it is the same with every seed."""
-    numbers = [(f"seed {a.seed}", a.num_steps, b.num_steps) for a, b in _beside(pairs)]
-    if len(numbers) > 1 and len({(a, b) for _, a, b in numbers}) == 1:
-        numbers = [("every seed", *numbers[0][1:])]
-    return [f"{which}: {a} steps {first}, {b} {second}" for which, a, b in numbers if a != b]
-
-
-def _notes_on_levers(runs: Sequence[WholeRun], levers: Levers) -> list[str]:
-    """Levers that were not at work with some seed, and why; and seeds with which some lever broke."""
-    lines = []
+    for run in runs:
+        if run.problem:
+            yield f"seed {run.seed}, {run.side if levers else side_name(run.side, levers)}: {run.problem}"
+    for a, b in pairs:
+        if a.num_readings != b.num_readings:
+            yield f"seed {a.seed}: the metric was found {a.num_readings} times {first}, {b.num_readings} times {second}"
+    steps = [(f"seed {a.seed}", a.num_steps, b.num_steps) for a, b in pairs]
+    if len(steps) > 1 and len({(a, b) for _, a, b in steps}) == 1:
+        steps = [("every seed", *steps[0][1:])]
+    yield from (f"{which}: {a} steps {first}, {b} {second}" for which, a, b in steps if a != b)
+    if doubled := next((r.doubled for r in runs if r.doubled), ""):
+        yield f"the metric is found more than once in the line `{doubled}`: the last one counts"
+    ended = [r for r in runs if r.side == "plan" and not r.problem]
     for name in levers:
-        idle = [r for r in runs if name in r.idle]
-        if idle:
-            seeds = "" if len(idle) == len(runs) else f" with seed {', '.join(str(r.seed) for r in idle)}"
-            lines.append(f"{name} was not at work{seeds}: {idle[-1].idle[name]}")
-    broken = [r for r in runs if not r.engaged and r.remarks]
-    if broken:
+        if idle := [r for r in ended if name in r.idle]:
+            seeds = "" if len(idle) == len(ended) else f" with seed {', '.join(str(r.seed) for r in idle)}"
+            yield f"{name} was not at work{seeds}: {idle[-1].idle[name]}"
+    if broken := [r for r in ended if r.fault]:
         seeds = ", ".join(str(r.seed) for r in broken)
-        lines.append(f"something of ours broke under the plan with seed {seeds}: {broken[-1].remarks[0]}")
-    return lines
+        yield f"something of ours broke under the plan with seed {seeds}: {broken[-1].fault}"
+    busy = max((run.foreign_fraction or 0.0 for pair in pairs for run in pair), default=0.0)
+    if busy > 0.1:
+        yield f"other processes used up to {100 * busy:.0f} % of the CPU during a run: times are less sure"
 
 
 def summary_of(proof: Proof) -> dict[str, Any]:
     """The proof for programs."""
-    found = proof.equivalence
+    names = ("time", "training_time", "target", "target_time", "reached", "energy", "seeds_ignored", "notes", "stopped")
+    of_run = ("seed", "side", "value", "wall_s", "problem")
     return {
         "script": proof.asked.script,
         "levers": proof.asked.levers,
         "metric": proof.asked.metric.name,
-        "verdict": found.verdict,
-        "equivalence": found,
-        "time": proof.time,
-        "training_time": proof.training_time,
-        "target": proof.target,
-        "target_time": proof.target_time,
-        "reached": proof.reached,
-        "energy": proof.energy,
-        "seeds_ignored": proof.seeds_ignored,
-        "notes": proof.notes,
-        "stopped": proof.stopped,
-        "runs": [
-            {"seed": r.seed, "side": r.side, "value": r.value, "wall_s": r.wall_s, "problem": r.problem}
-            for r in proof.runs
-        ],
+        "verdict": proof.equivalence.verdict,
+        "equivalence": proof.equivalence,
+        **{name: getattr(proof, name) for name in names},
+        "runs": [{name: getattr(run, name) for name in of_run} for run in proof.runs],
         "run": proof.run,
     }
+
+
+# -- how it is kept: each finished run as a line at once, the proof in the end -----------------------------------------
+
+
+def save(proof: Proof, folder: Path) -> None:
+    """Write a proof beside its runs.
+
+    Raises:
+        MachineError: The disk is full, or the folder gone.
+    """
+    files.write(proof, folder / FILE)
+
+
+def load(folder: Path) -> Proof:
+    """The proof of a run folder.
+
+    Raises:
+        RecordError: There is none, or it cannot be read.
+    """
+    found = files.read(Proof, folder / FILE, missing=f"no proof in `{folder}`", hint="`flatout prove SCRIPT`")
+    return replace(found, runs=tuple(_with_nan(run) for run in found.runs))
+
+
+def append(run: WholeRun, folder: Path) -> None:
+    """Add a finished run to those of a folder.
+
+    Raises:
+        MachineError: The disk is full, or the folder gone.
+    """
+    try:
+        with open(folder / RUNS, "a", encoding="utf-8") as file:
+            # begins with an end: behind a line that was cut off it would be lost with that
+            file.write("\n" + json.dumps(to_json(run), allow_nan=False) + "\n")
+    except OSError as problem:
+        raise cannot_write(folder / RUNS, problem) from None
+
+
+def finished_runs(folder: Path) -> list[WholeRun]:
+    """The runs of a folder, in order; a line that an interruption cut off is left out."""
+    try:
+        lines = (folder / RUNS).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(_with_nan(from_json(WholeRun, json.loads(line), where=RUNS)))
+        except (ValueError, RecordError):
+            continue
+    return found
+
+
+def _with_nan(run: WholeRun) -> WholeRun:
+    """The run as it was written: JSON holds a metric of NaN as one that is not known."""
+    came_to_nan = run.value is None and not run.problem and run.num_readings > 0
+    return replace(run, value=float("nan")) if came_to_nan else run

@@ -1,18 +1,17 @@
 """What is shown of two runs side by side? What differs besides time, then what changed and what did not.
 
-In: a `Contrast`. Out: a `View`. The words for it are in `contrast_words.py`.
+In: a `Contrast`. Out: a `View`; the words are the same for the terminal and the page.
 """
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 from flatout import __version__
-from flatout.judge.contrast import Change, Contrast
-from flatout.report import contrast_words, figures, words
-from flatout.report.table import Look, On, Table, Tone, folded, milliseconds, shown, table
-from flatout.report.view import Again, Evidence, Figure, Item, Row, Section, View, raw
+from flatout.judge.contrast import Contrast
+from flatout.report import figures, words
+from flatout.report.table import Look, On, Table, Tone, shown, table
+from flatout.report.view import Again, Figure, Item, Row, Section, View
 
 _TONES: dict[str, Tone] = {"faster": "good", "slower": "bad", "no difference": "quiet", "inconclusive": "unsure"}
 
@@ -20,74 +19,125 @@ _BARS = (
     "Both bars have the same scale. Look for a part that changed while the others did not; grey is what no phase "
     "explains. The phases were timed in windows of their own."
 )
+_SAMPLES = "The samples are on the page of each run, `report.html` in its folder."
 
 
 def view(found: Contrast) -> View:
     """Two runs side by side."""
-    said, names = contrast_words.headline(found), contrast_words.names(found)
+    one, other = names(found)
+    number, unit, sentence = headline(found)
+    runs = list(zip("AB", (one, other), (found.first, found.second), strict=True))
+    sides = (
+        Row(
+            label=letter,
+            value=name,
+            note=f"  {words.stamp(run.created)} · {run.command} · {run.typed}",
+            most=2,
+            on="screen",
+        )
+        for letter, name, run in runs
+    )
+    again = (
+        Again(
+            name=f"{letter}: {name}{f', {words.stamp(run.created)}' if run.created else ''}, measured by",
+            command=f"{run.tune_command if run.command == 'tune' else 'flatout why'} {run.typed}",
+        )
+        for letter, name, run in runs
+    )
     return View(
         command="flatout report",
-        title=names[1],
-        context=(f"beside {names[0]}",),
-        number=said.number,
-        unit=said.unit,
-        sentence=said.sentence,
-        source=_anchor(0),
-        verdict=(*_unlike(found, decisive=True, on="page"), *_verdict(found)),
+        title=other,
+        context=(f"beside {one}",),
+        number=number,
+        unit=unit,
+        sentence=sentence,
+        verdict=(*_unlike(found, on="page"), *_verdict(found, sentence)),
         sections=(
-            Section(name="sides", items=tuple(_sides(found))),
-            Section(name="unlike", items=_unlike(found, decisive=True, on="screen")),
-            Section(name="other", items=_unlike(found, decisive=False, on="screen")),
+            Section(name="sides", items=tuple(sides)),
+            Section(name="unlike", items=_unlike(found, on="screen")),
             _step(found),
-            _runs(found),
-            raw(evidence(found), "What stands behind each number above."),
+            Section(name="runs", title="The two runs", items=tuple(again), lead=(_SAMPLES,)),
         ),
         next=("flatout tune", found.second.typed),
         version=__version__,
     )
 
 
-def _sides(found: Contrast) -> list[Item]:
-    sides = zip("AB", contrast_words.names(found), (found.first, found.second), strict=True)
-    return [
-        Row(label=letter, value=name, note=f"  {words.stamp(side.created)} · {side.command} · {side.typed}", most=2,
-            on="screen")
-        for letter, name, side in sides
-    ]  # fmt: skip
-
-
-def _verdict(found: Contrast) -> list[Item]:
-    said = contrast_words.headline(found)
-    tone = _TONES.get(said.verdict, "")
-    rest = f": `{contrast_words.names(found)[1]}` {said.sentence.removesuffix('.')}"
-    rows: list[Item] = [
-        Row(label="result", value=said.verdict, note=rest, tone="" if tone == "quiet" else tone, on="screen")
-    ]
-    if same := contrast_words.alike(found):
-        rows.append(Row(label="", note=same))
-    rows += [Row(label=name, note=text) for name, text in contrast_words.groups(found)]
-    if apart := contrast_words.taken_apart(found):
-        rows.append(Row(label="warning", value=apart, tone="caution"))
+def _verdict(found: Contrast, sentence: str) -> list[Row]:
+    verdict = found.step.verdict if found.step.compared is not None else "inconclusive"
+    tone = "" if verdict == "no difference" else _TONES[verdict]
+    rest = f": `{names(found)[1]}` {sentence.removesuffix('.')}"
+    rows = [Row(label="result", value=verdict, note=rest, tone=tone, on="screen")]
+    rows += [Row(label=name, note=text) for name, text in groups(found)]
     for number, caution in enumerate(found.cautions):
         rows.append(Row(label="mind", value=caution, tone="caution" if number else "plain"))
     return rows
 
 
-def _unlike(found: Contrast, *, decisive: bool, on: On) -> tuple[Table, ...]:
-    title = "not like with like: what differs besides time" if decisive else "differs, too"
-    rows = [(one.what, "", f"{one.first} → {one.second}") for one in found.unlike if one.decisive is decisive]
-    if on == "page" and decisive:
+def names(found: Contrast) -> tuple[str, str]:
+    """What the two runs are called: their folders' names, or their paths where these are equal."""
+    one, other = Path(found.first.run or "first"), Path(found.second.run or "second")
+    return (one.name, other.name) if one.name != other.name else (str(one), str(other))
+
+
+def headline(found: Contrast) -> tuple[str, str, str]:
+    """The one number, what it is a number of, and the verdict on the whole step as what is said of the second run.
+
+    What is not like with like is not said to be faster.
+    """
+    one, judged = f"`{names(found)[0]}`", found.step.compared
+    if judged is None or not words.known(judged.ratio):
+        reason = judged.reason if judged is not None else "the step was not measured in both"
+        return "No ratio", f"of {one} to `{names(found)[1]}` can be given", f"cannot be held against {one}: {reason}."
+    ends, number = words.interval(judged.low, judged.high), f"{words.ratio(judged.ratio)}x"
+    if judged.verdict == "inconclusive":
+        return ends, f"times as fast as {one}, 95 %", f"may or may not differ from {one}: {judged.reason}."
+    sentence = {
+        "faster": f"took less time a step than {one}: it was {number} as fast {ends}",
+        "slower": f"took more time a step than {one}: it was {number} as fast {ends}",
+        "no difference": f"took as long a step as {one}, within 2 % {ends}",
+    }[judged.verdict]
+    unlike = "" if found.like_with_like else ", but not like with like"
+    return number, f"as fast as {one}", f"{sentence}{unlike}."
+
+
+def groups(found: Contrast) -> list[tuple[str, str]]:
+    """What changed, what did not, what cannot be told and why, and what was not observed, as far as there is any."""
+    by: dict[str, list[str]] = {"changed": [], "unchanged": [], "inconclusive": [], "not observed": []}
+    reasons: dict[str, list[str]] = {}
+    for change in found.phases:
+        if change.verdict in ("faster", "slower"):
+            times = f"{words.seconds(change.first_s)} to {words.seconds(change.second_s)}"
+            by["changed"].append(f"{change.name} ({change.verdict}, {times})")
+        elif change.verdict == "no difference":
+            by["unchanged"].append(change.name)
+        elif change.verdict == "not observed":
+            by["not observed"].append(f"{change.name} in {names(found)[change.first_s is not None]}")
+        elif change.compared is not None:
+            reasons.setdefault(change.compared.reason, []).append(change.name)
+    by["inconclusive"] += [f"{', '.join(phases)}: {reason}" for reason, phases in reasons.items()]
+    if found.not_observed:
+        by["not observed"].append(f"{', '.join(found.not_observed)} in either")
+    return [(name, ("; " if name == "inconclusive" else ", ").join(said)) for name, said in by.items() if said]
+
+
+def _unlike(found: Contrast, *, on: On) -> tuple[Table, ...]:
+    """What differs besides time; what decides stands first."""
+    title = "what differs besides time" if found.like_with_like else "not like with like: what differs besides time"
+    if on == "page" and not found.like_with_like:
         title = "Not like with like. What differs besides time may be the reason for all of it"
+    ordered = sorted(found.unlike, key=lambda one: not one.decisive)
+    rows = [(one.what, "", f"{one.first} → {one.second}") for one in ordered]
     named = table(title, (title if on == "screen" else "what", "", "from A to B"), rows, texts=3)
     return (shown(named, range(3), on=on),) if rows else ()
 
 
 def _step(found: Contrast) -> Section:
-    one, other = contrast_words.names(found)
-    drawing = figures.stacked([(one, found.first.anatomy), (other, found.second.anatomy)])
-    phases = [change.name for change in found.phases if change.verdict != "not compared"]
+    one, other = names(found)
     items: list[Item] = []
+    drawing = figures.stacked([(one, found.first.anatomy), (other, found.second.anatomy)])
     if drawing is not None:
+        phases = [change.name for change in found.phases if change.verdict != "not compared"]
         legend = tuple((figures.phase_colour(name), "", name, "") for name in phases)
         items.append(Figure(drawing=drawing, caption=_BARS, legend=legend))
     note = (
@@ -98,59 +148,18 @@ def _step(found: Contrast) -> Section:
     return Section(name="step", title="Where a step goes", items=tuple(items))
 
 
-def _runs(found: Contrast) -> Section:
-    items: list[Item] = []
-    sides = zip("AB", contrast_words.names(found), (found.first, found.second), strict=True)
-    for letter, name, side in sides:
-        created = f", {words.stamp(side.created)}" if side.created else ""
-        items.append(Again(name=f"{letter}: {name}{created}, measured by", command=side.again))
-        items.append(Again(name="shown by", command=f"flatout report {words.nearby(Path(side.run))}"))
-    items += [folded(one, one.title) for one in _unlike(found, decisive=False, on="page")]
-    items.append(Again(name="this page", command=contrast_words.command(found)))
-    return Section(name="runs", title="The two runs", items=tuple(items))
-
-
-def _rows(found: Contrast) -> list[Change]:
-    return [found.step, *((found.tuned_step,) if found.tuned_step is not None else ()), *found.phases]
-
-
 def changes(found: Contrast) -> Table:
-    """Every time in both runs; its numbers lead to their samples."""
-    inside = {change.name for change in found.phases}
+    """Every time in both runs."""
     rows, looks = [], []
-    for change in _rows(found):
-        verdict = change.verdict
-        rows.append((change.name, verdict, *contrast_words.cells(change)))
-        looks.append(Look(depth=change.name in inside, tone=_TONES.get(verdict, "quiet")))
-    anchors = [_anchor(number) for number in range(len(rows))]
-    head = ("a step", "verdict", "A", "±", "B", "±", "B less A", "ratio", "95 %")
-    found_ = table("Every phase in both runs", head, rows, texts=2, links={2: anchors, 7: anchors})
-    return shown(found_, (0, 2, 4, 6, 7, 8, 1), looks)
-
-
-def _anchor(number: int) -> str:
-    return f"raw-change-{number}"
-
-
-def evidence(found: Contrast) -> list[Evidence]:
-    """The samples behind each row."""
-    one, other = contrast_words.names(found)
-    behind = []
-    for number, change in enumerate(_rows(found)):
-        what = "windows" if change in (found.step, found.tuned_step) else "quarters of windows"
-        pairs = itertools.zip_longest(change.first_samples_s, change.second_samples_s)
-        rows = [(str(n), *("" if x is None else milliseconds(x) for x in pair)) for n, pair in enumerate(pairs, 1)]
-        reason = change.compared.reason if change.compared is not None else change.verdict
-        behind.append(
-            Evidence(
-                anchor=_anchor(number),
-                title=words.sentence(change.name),
-                how=f"seconds a step in {what} of each run, in the order of time; they are no pairs. Welch's interval "
-                "on their logarithms, wider for neighbours that resemble each other"
-                + (f"; {reason}" if reason else ""),
-                command=contrast_words.command(found),
-                tables=(table(change.name, ("sample", one, other), rows),),
-                missing="" if rows else "the traces of the run folders do not hold them",
-            )
-        )
-    return behind
+    tuned = () if found.tuned_step is None else (found.tuned_step,)
+    for change in (found.step, *tuned, *found.phases):
+        judged, difference_s = change.compared, change.difference_s
+        sign = "+" if difference_s is not None and difference_s > 0 else ""
+        times = ("not observed" if x is None else words.seconds(x) for x in (change.first_s, change.second_s))
+        less = f"{sign}{words.seconds(difference_s)}" if words.known(difference_s) else ""
+        ends = words.interval(judged.low, judged.high) if judged else ""
+        rows.append((change.name, change.verdict, *times, less, words.ratio(judged.ratio) if judged else "", ends))
+        looks.append(Look(depth=change in found.phases, tone=_TONES.get(change.verdict, "quiet")))
+    head = ("a step", "verdict", "A", "B", "B less A", "ratio", "95 %")
+    named = table("Every phase in both runs", head, rows, texts=2)
+    return shown(named, (0, 2, 3, 4, 5, 6, 1), looks)

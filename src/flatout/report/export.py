@@ -1,7 +1,7 @@
 """How do the steps of a run become a file for other programs? A table, one row a step, or a trace for Perfetto.
 
-In: windows, one by one. Out: text, piece by piece, so that a run of any length fits the memory. Nothing is computed but
-places on a clock: a trace has durations of phases and not their order, so they are laid side by side within their step.
+In: the traces of a run folder. Out: a file, written window by window, so that a run of any length fits the memory. A
+trace has durations of phases and not their order, so they are laid side by side within their step.
 """
 
 from __future__ import annotations
@@ -10,13 +10,22 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from flatout.errors import RecordError, UsageError, cannot_write
+from flatout.judge import samples
+from flatout.records import output_file
 from flatout.records.plan import label
 from flatout.records.trace import PHASES, Header, Window
+from flatout.run import folder
+
+if TYPE_CHECKING:
+    from flatout.report.view import View
 
 HEADS = {".csv": "child,window,purpose,levers,step,", ".json": '{"displayTimeUnit": "ms",'}
 """How each kind of file begins; by that an earlier export is known."""
@@ -25,53 +34,134 @@ COLUMNS = ("child", "window", "purpose", "levers", "step", "start_s", "step_s", 
 
 _TRACKS = {1: "windows", 2: "steps", 3: "phases (durations; their order within a step is not recorded)"}
 
+_Traced = tuple[str, Header, Window]
+"""A window, with the process that it comes from, as its trace is named, and that trace's header."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """One window, with the process that it comes from.
+class Exported:
+    """What was written for other programs.
 
     Attributes:
-        child: The process, as its trace is named.
-        header: Of its trace.
-        window: What was recorded.
+        file: Where.
+        run: The run folder.
+        num_steps: Steps in it.
+        remarks: What the reader must know, e.g. windows that were left out.
     """
 
-    child: str
-    header: Header
-    window: Window
-
-    def steps(self) -> Iterator[tuple[int, float, float, float, float | None]]:
-        """Number, start, seconds, seconds between steps and loss of each; they follow each other without a gap."""
-        window = self.window
-        whole = len(window.losses) == window.num_steps
-        losses = window.losses if whole else (None,) * window.num_steps
-        starts_s = accumulate(window.step_s[:-1], initial=window.start_s)
-        return zip(range(window.num_steps), starts_s, window.step_s, window.outside_s, losses, strict=True)
+    file: str
+    run: str
+    num_steps: int
+    remarks: tuple[str, ...] = ()
 
 
-def csv_text(found: Iterable[Stretch]) -> Iterator[str]:
+def export(run: str | None, path: Path) -> Exported:
+    """Write every step of a run to a file: `.csv` is a table, `.json` a trace for Perfetto.
+
+    An earlier export may be written over, any other file may not.
+
+    Raises:
+        UsageError: The file's name ends otherwise, or the file is there and is no export; there is no such run.
+        RecordError: The run folder holds no trace, or one that is broken, or no step.
+        MachineError: The file cannot be written.
+    """
+    kind = path.suffix.lower()
+    if kind not in HEADS:
+        raise UsageError(
+            f"`--export {path}` ends in no format that can be written",
+            cause="the ending decides: `.csv` is a table with one row a step, `.json` a trace for Perfetto",
+            hint="e.g. `--export steps.csv`",
+        )
+    output_file.check(path, output_file.Kind(name="export", mark=HEADS[kind].encode()), option="--export")
+    place = folder.find(folder.working_folder(), run)
+    remarks: list[str] = []
+    num_steps = 0
+
+    def counted() -> Iterator[_Traced]:
+        nonlocal num_steps
+        for one in _traced(place, remarks):
+            num_steps += one[2].num_steps
+            yield one
+
+    def text() -> Iterator[str]:
+        if kind == ".csv":  # whose columns are known only when all has been read once
+            seen = {name for _, _, window in _traced(place, []) for name in window.phases}
+            yield from _csv_text(counted(), sorted(seen - {*PHASES}))
+        else:
+            yield from _perfetto_text(counted())
+        if not num_steps:
+            raise RecordError(
+                f"there is no step to export in `{place}`",
+                cause="; ".join(remarks) or "the run ended before a step was recorded",
+                hint="`flatout why SCRIPT` records steps",
+            )
+
+    try:
+        output_file.write_whole(text(), path)
+    except OSError as problem:
+        raise cannot_write(path, problem) from None
+    return Exported(file=str(path), run=str(place), num_steps=num_steps, remarks=tuple(remarks))
+
+
+def written(done: Exported) -> View:
+    """What is shown of a file that was written for other programs."""
+    from flatout.report import words
+    from flatout.report.view import Row, View
+
+    rows = [Row(label="written", value=done.file, note=f": {words.plural(done.num_steps, 'step')}")]
+    rows += [Row(label="mind", value=remark, tone="caution") for remark in done.remarks]
+    if done.file.lower().endswith(".json"):
+        note = "at https://ui.perfetto.dev, or `chrome://tracing`; it stays on your machine"
+        rows.append(Row(label="open it", note=note))
+    again = f"flatout report {shlex.quote(str(words.nearby(Path(done.run))))}"
+    return View(command="flatout report", title="", verdict=tuple(rows), next=(again,))
+
+
+def _traced(place: Path, remarks: list[str]) -> Iterator[_Traced]:
+    """Each window with steps; what is left out goes into the remarks."""
+    paths = samples.trace_paths(place)
+    if not paths:
+        remarks.append("the traces of this run are not there any more")
+    for path in paths:
+        for header, window in samples.each_window(path, remarks):
+            if window.step_s:
+                yield path.stem.removeprefix("trace-"), header, window
+
+
+def _losses(window: Window) -> Sequence[float | None]:
+    """The loss of each step; None where there is not one for every step, or where it is not finite."""
+    if len(window.losses) != window.num_steps:
+        return (None,) * window.num_steps
+    return [loss if math.isfinite(loss) else None for loss in window.losses]
+
+
+def _csv_text(found: Iterable[_Traced], more_phases: Iterable[str]) -> Iterator[str]:
     """A table with one row a step; a phase that was not observed is an empty cell, as is a number that is not known."""
-    names = [name for name in PHASES if name != "unattributed"]
-    yield _line((*COLUMNS, *(f"{name}_s" for name in names), "loss"))
-    for one in found:
-        columns = [one.window.phases.get(name) for name in names]
-        fixed = (one.child, one.window.index, one.window.purpose, label(one.window.levers))
-        for step, start_s, step_s, outside_s, loss in one.steps():
-            phases = ("" if values is None else _number(values[step]) for values in columns)
-            yield _line((*fixed, step, _number(start_s), _number(step_s), _number(outside_s), *phases, _number(loss)))
+    names = [*(name for name in PHASES if name != "unattributed"), *more_phases]
+    rows: list[Sequence[object]] = [(*COLUMNS, *(f"{name}_s" for name in names), "loss")]
+    for child, _, window in found:
+        empty = (None,) * window.num_steps
+        columns = (
+            accumulate(window.step_s[:-1], initial=window.start_s),
+            window.step_s,
+            window.outside_s,
+            *(window.phases.get(name, empty) for name in names),
+            _losses(window),
+        )
+        fixed = (child, window.index, window.purpose, label(window.levers))
+        rows += [(*fixed, step, *cells) for step, cells in enumerate(zip(*columns, strict=True))]
+        yield _table(rows)
+        rows = []
+    yield _table(rows)  # the head, where there was no window
 
 
-def _number(value: float | None) -> str:
-    return repr(value) if value is not None and math.isfinite(value) else ""
-
-
-def _line(cells: Iterable[object]) -> str:
+def _table(rows: Iterable[Iterable[object]]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
-def perfetto_text(found: Iterable[Stretch]) -> Iterator[str]:
+def _perfetto_text(found: Iterable[_Traced]) -> Iterator[str]:
     """A trace in the event format of Chrome, which Perfetto opens: a track each for windows, steps and phases.
 
     Losses and memory are counters. Each process is placed by when its recording began.
@@ -79,53 +169,45 @@ def perfetto_text(found: Iterable[Stretch]) -> Iterator[str]:
     Source: "Trace Event Format", Google, 2016: complete events (`X`), counters (`C`) and metadata (`M`), in µs.
     """
     yield f'{HEADS[".json"]} "traceEvents": [\n'
-    numbers: dict[str, int] = {}
-    first_unix_s: float | None = None
+    pid, last, first_unix_s = 0, "", math.nan
     separator = ""
-    for one in found:
-        first_unix_s = one.header.started_unix_s if first_unix_s is None else first_unix_s
-        is_new = one.child not in numbers
-        pid = numbers.setdefault(one.child, len(numbers) + 1)
-        events = [
-            *(_metadata(one, pid) if is_new else ()),
-            *_events(one, pid, one.header.started_unix_s - first_unix_s),
-        ]
+    for child, header, window in found:
+        events = []
+        if child != last:
+            pid, last = pid + 1, child
+            first_unix_s = header.started_unix_s if pid == 1 else first_unix_s
+            name = f"{header.script or 'a script'} ({child})"
+            events.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
+            for tid, track in _TRACKS.items():
+                events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": track}})
+        shift_s = header.started_unix_s - first_unix_s
+        events += _events(window, pid, window.start_s + (shift_s if math.isfinite(shift_s) else 0.0))
         yield separator + ",\n".join(json.dumps(event, allow_nan=False) for event in events)
         separator = ",\n"
     yield "\n]}\n"
 
 
-def _metadata(one: Stretch, pid: int) -> Iterator[dict[str, Any]]:
-    name = f"{one.header.script or 'a script'} ({one.child})"
-    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
-    for tid, track in _TRACKS.items():
-        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": track}}
+def _events(window: Window, pid: int, begun_s: float) -> Iterator[dict[str, Any]]:
+    def lasting(tid: int, name: str, start_s: float, end_s: float, args: dict[str, Any]) -> dict[str, Any]:
+        times = {"ts": 1e6 * start_s, "dur": 1e6 * (end_s - start_s)}
+        return {"ph": "X", "name": name, "pid": pid, "tid": tid, **times, "args": args}
 
-
-def _events(one: Stretch, pid: int, shift_s: float) -> Iterator[dict[str, Any]]:
-    window = one.window
-    begun_s = shift_s + window.start_s
     end_s = begun_s + math.fsum(window.step_s)
     about = {"window": window.index, "steps": window.num_steps, "observe": window.observe}
-    yield _event(pid, 1, f"{window.purpose}: {label(window.levers)}", begun_s, end_s, about)
-    for step, start_s, step_s, _, loss in one.steps():
-        start_s += shift_s
-        yield _event(pid, 2, "step", start_s, start_s + step_s, {"window": window.index, "step": step})
-        at_s = start_s
+    yield lasting(1, f"{window.purpose}: {label(window.levers)}", begun_s, end_s, about)
+    start_s = begun_s
+    for step, (step_s, loss) in enumerate(zip(window.step_s, _losses(window), strict=True)):
+        step_end_s = start_s + step_s
+        yield lasting(2, "step", start_s, step_end_s, {"window": window.index, "step": step})
+        phase_start_s = start_s
         for name, values in window.phases.items():
             if values[step] > 0 and name != "unattributed":
-                stop_s = min(at_s + values[step], start_s + step_s)  # counted twice, it would run into the next step
-                yield _event(pid, 3, name, at_s, stop_s, {"phase_s": values[step]})
-                at_s = stop_s
-        if loss is not None and math.isfinite(loss):
+                stop_s = min(phase_start_s + values[step], step_end_s)  # what was counted twice would run into the next
+                yield lasting(3, name, phase_start_s, stop_s, {"phase_s": values[step]})
+                phase_start_s = stop_s
+        if loss is not None:
             yield {"ph": "C", "name": "loss", "pid": pid, "ts": 1e6 * start_s, "args": {"loss": loss}}
+        start_s = step_end_s
     if window.peak_memory_bytes is not None:
         args = {"bytes": window.peak_memory_bytes}
         yield {"ph": "C", "name": "peak memory", "pid": pid, "ts": 1e6 * end_s, "args": args}
-
-
-def _event(pid: int, tid: int, name: str, start_s: float, end_s: float, args: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "ph": "X", "name": name, "pid": pid, "tid": tid, "ts": 1e6 * start_s, "dur": 1e6 * (end_s - start_s),
-        "args": args,
-    }  # fmt: skip

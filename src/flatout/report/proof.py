@@ -5,14 +5,11 @@ In: a `Proof`. Out: a `View`. The words for it are in `proof_words.py`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from flatout.frameworks import kind
 from flatout.judge.equivalence import LARGEST
-from flatout.judge.metric import Reading, reached_s
+from flatout.judge.metric import reached_s
 from flatout.judge.proof import Proof, WholeRun, side_name
 from flatout.records.plan import label
 from flatout.report import drawing as draw
@@ -21,9 +18,7 @@ from flatout.report.table import NOTHING, Table, Tone, shown, table
 from flatout.report.tuning import machine_rows
 from flatout.report.view import Again, Evidence, Figure, Item, Pairs, Row, Section, View, raw
 
-Some = TypeVar("Some")
-
-METRIC, TIME, TARGET, ENERGY = "raw-metric", "raw-time", "raw-target", "raw-energy"
+RUNS = "raw-runs"
 
 MOST_SEEDS = 40
 """In the figure; the table below it has all."""
@@ -43,6 +38,9 @@ _DIFFERENCES = (
 _CURVES = (
     "The metric on its way, a line for each run{}. Lines that end further to the left are runs that were done earlier."
 )
+_RAW = (
+    "What stands behind each number above. All of it, with the metric on its way, is in `proof.json` and `runs.jsonl`."
+)
 
 
 def view(found: Proof) -> View:
@@ -56,32 +54,21 @@ def view(found: Proof) -> View:
         number=word if word in _TONES else "undecided",
         unit=f"{found.asked.metric.name}, {proof_words.finished(found)}",
         sentence="plain against plain" if found.against_itself else f"under `{label(found.asked.levers)}`",
-        source=METRIC,
+        source=RUNS,
         verdict=(Row(label="result", value=word, note=rest, tone=_TONES.get(word, "unsure")), *_lines(found)),
-        sections=(_seeds(found), _cost(found), _machine(found), raw(evidence(found), _RAW)),
+        sections=(_seeds(found), _cost(found), raw([evidence(found)], _RAW)),
         next=(proof_words.next_command(found),),
         created=found.created,
         version=found.asked.versions[0],
     )
 
 
-_RAW = (
-    "What stands behind each number above. All of it, with the metric on its way, is in `proof.json` and `runs.jsonl`."
-)
-
-
 def _lines(found: Proof) -> list[Item]:
     """What became of time, target and energy, and what the reader must know."""
-    energy = ENERGY if found.energy is not None else ""
-    rows: list[Item] = [
-        Row(label=name, value=text, tone="plain", source=source, most=2 if name == "energy" else 0)
-        for name, source, text in (
-            ("time", TIME, proof_words.time(found)),
-            ("target", TARGET, proof_words.target(found)),
-            ("energy", energy, proof_words.energy(found)),
-        )
-        if text
-    ]
+    told = (
+        ("time", proof_words.time(found)), ("target", proof_words.target(found)), ("energy", proof_words.energy(found))
+    )  # fmt: skip
+    rows: list[Item] = [Row(label=name, value=text, tone="plain", source=RUNS) for name, text in told if text]
     rows += [Row(label="note", value=note, tone="caution", most=3) for note in found.notes]
     if found.stopped:
         goes_on = "; the command below goes on" if found.interrupted else ""
@@ -104,91 +91,63 @@ def _seeds(found: Proof) -> Section:
 
 def _cost(found: Proof) -> Section:
     took = words.duration(sum(run.wall_s for run in found.runs))
-    output = f"`{words.nearby(Path(found.run) / 'output-plain-0.log')}`" if found.run else ""
-    lead = (
-        f"{words.plural(len(found.runs), 'whole run')} by turns, {took} in all. Seeds: {proof_words.seeds(found)}."
-        + (f" What a run printed is in the run folder, as {output}." if output else "")
-    )
+    lead = f"{words.plural(len(found.runs), 'whole run')} by turns, {took} in all. Seeds: {proof_words.seeds(found)}."
+    if found.run:
+        lead += f" What runs printed is in `{words.nearby(Path(found.run))}`."
     again = Again(command=proof_words.again(found, found.num_seeds))
-    return Section(name="cost", title="What it cost, and how to check it", items=(again,), lead=(lead,))
-
-
-def _machine(found: Proof) -> Section:
-    versions = dict(zip(("flatout", "framework", "Python"), found.asked.versions, strict=False))
-    if versions.get("framework", "")[:1].isdigit():  # of a version that noted no name
-        versions["framework"] = f"{kind().label} {versions['framework']}"
+    version, framework, python = (*found.asked.versions, "", "")[:3]
+    versions = {"flatout": version, "framework": f"{kind().label} {framework}", "Python": python}
     pairs = tuple((name, value) for name, value in (*machine_rows(found.machine), *versions.items()) if value)
-    return Section(name="machine", title="Machine and versions", items=(Pairs(pairs=pairs),))
+    return Section(name="cost", title="What it cost, and where", items=(again, Pairs(pairs=pairs)), lead=(lead,))
 
 
 # -- the table and the samples -----------------------------------------------------------------------------------------
 
 
+def _second_name(found: Proof) -> str:
+    return "again" if found.against_itself else "under it"
+
+
 def seeds(found: Proof) -> Table:
     """Each seed; its numbers lead to its readings."""
-    second = proof_words.second_name(found)
-    head = ("seed", "plain", second, "difference", "plain took", f"{second} took")
+
+    def value(run: WholeRun | None) -> str:
+        return "" if run is None else "failed" if run.problem else proof_words.number(run.value)
+
     rows = []
     for seed, plain, plan in found.by_seed():
-        cells = [cell(run) for cell in (proof_words.value_of, proof_words.wall) for run in (plain, plan)]
-        rows.append((str(seed), *cells[:2], proof_words.difference(plain, plan), *cells[2:]))
-    links = {column: [METRIC if column < 4 else TIME] * len(rows) for column in range(1, 6)}
+        values = [None if run is None else run.value for run in (plain, plan)]
+        less = "" if None in values else proof_words.signed((values[1] or 0.0) - (values[0] or 0.0))
+        walls = ("" if run is None else words.duration(run.wall_s) for run in (plain, plan))
+        rows.append((str(seed), value(plain), value(plan), less, *walls))
+    second = _second_name(found)
+    head = ("seed", "plain", second, "difference", "plain took", f"{second} took")
+    links = {column: [RUNS] * len(rows) for column in range(1, 6)}
     named = table(f"{found.asked.metric.name} of each run, and its wall time", head, rows, links=links)
     return shown(named, (*range(6), NOTHING))
 
 
-def evidence(found: Proof) -> list[Evidence]:
-    """The samples behind each number."""
+def evidence(found: Proof) -> Evidence:
+    """The samples behind all numbers."""
+    head, rows = ["seed", "run", found.asked.metric.name, "took", "its training"], []
+    head += ["to the target"] if found.target is not None else []
+    head += ["energy"] if found.energy is not None else []
+    for run in found.runs:
+        value = repr(run.value) if run.value is not None else run.problem or "no reading was kept"
+        cells = [str(run.seed), side_name(run.side, found.asked.levers), value]
+        cells += [f"{seconds:.2f} s" for seconds in (run.wall_s, run.training_s)]
+        if found.target is not None:
+            at_s = reached_s(run.readings, found.target, rising=found.rising)
+            cells.append("not seen" if at_s is None else f"{at_s:.2f} s")
+        rows.append([*cells, *([words.joules(run.joules)] if found.energy is not None else [])])
+    judged, because = found.equivalence, f" ({found.time.reason})" if found.time.reason else ""
+    how = (
+        "differences are judged by their mean over seeds, in two one-sided t tests of 5 % each against the margin of "
+        f"± {judged.margin:.3g} ({judged.margin_source}); times seed by seed{because}"
+    )
+    tables = (table("Whole runs", head, rows, texts=3),)
     command = proof_words.again(found, found.num_seeds)
-    judged = found.equivalence
-    wanted: list[tuple[str, str, str, Callable[[WholeRun], str]]] = [
-        (
-            METRIC,
-            f"Difference of {found.asked.metric.name}",
-            f"the mean of the seeds' differences; two one-sided t tests of 5 % each against the margin of "
-            f"± {judged.margin:.3g} ({judged.margin_source})",
-            lambda run: repr(run.value) if run.value is not None else run.problem or "no reading was kept",
-        ),
-        (TIME, "Wall time of whole runs", f"each seed's two runs as a pair{_because(found)}", _wall),
-    ]
-    if found.target is not None:
-        wanted.append((TARGET, "Time to the target", "when a run first was at it", _to_target(found)))
-    if found.energy is not None:
-        wanted.append((ENERGY, "Energy of whole runs", "counters read by the parent while it ran", _joules))
-    return [
-        Evidence(anchor=anchor, title=title, how=how, command=command, tables=(_pairs(found, title, cell),))
-        for anchor, title, how, cell in wanted
-    ]
-
-
-def _because(found: Proof) -> str:
-    return f"; {found.time.reason}" if found.time.reason else ""
-
-
-def _wall(run: WholeRun) -> str:
-    return f"{run.wall_s:.2f} s, training {run.training_s:.2f} s"
-
-
-def _joules(run: WholeRun) -> str:
-    return words.joules(run.joules) if run.joules is not None else run.why_no_energy
-
-
-def _to_target(found: Proof) -> Callable[[WholeRun], str]:
-    target = found.target or 0.0
-
-    def cell(run: WholeRun) -> str:
-        at_s = reached_s(run.readings, target, rising=found.rising)
-        return "not seen" if at_s is None else f"{at_s:.2f} s"
-
-    return cell
-
-
-def _pairs(found: Proof, title: str, cell: Callable[[WholeRun], str]) -> Table:
-    rows = [
-        (f"seed {seed}", *(cell(run) if run is not None else words.MISSING for run in (plain, plan)))
-        for seed, plain, plan in found.by_seed()
-    ]
-    return table(title, ("", "plain", proof_words.second_name(found)), rows)
+    return Evidence(anchor=RUNS, title="Whole runs", how=how, command=command, tables=tables)
 
 
 # -- the figures -------------------------------------------------------------------------------------------------------
@@ -196,22 +155,29 @@ def _pairs(found: Proof, title: str, cell: Callable[[WholeRun], str]) -> Table:
 
 def differences(found: Proof) -> draw.Intervals | None:
     """Each seed's difference as a dot, their mean with its interval below; what lies within the margin is shaded."""
-    dots = [(f"seed {seed}", b.value - a.value) for seed, a, b in found.by_seed() if _comparable(a, b)]  # type: ignore[union-attr,operator]
     judged = found.equivalence
-    if not dots or not words.known(judged.difference):
+    dots = [
+        (f"seed {seed}", b.value - a.value)
+        for seed, a, b in found.by_seed()
+        if a is not None
+        and b is not None
+        and not (a.problem or b.problem)
+        and a.value is not None
+        and b.value is not None
+    ]
+    dots = [(name, value) for name, value in dots if words.known(value)]
+    reach = max(
+        (abs(x) for x in (*dict(dots).values(), judged.margin, judged.low, judged.high) if words.known(x)), default=0
+    )
+    if not dots or not words.known(judged.difference) or not 0 < reach < LARGEST:
         return None
-    ends = [x for x in (judged.margin, judged.low, judged.high) if words.known(x)]
-    reach = max([abs(x) for _, x in dots] + [abs(x) for x in ends])
-    if not 0 < reach < LARGEST:
-        return None
-    lines = [draw.Line(name=n, value=v, said=proof_words.signed(v), shape="ring") for n, v in dots[:MOST_SEEDS]]
-    mean = draw.Line(
-        name="mean", value=judged.difference, low=judged.low, high=judged.high,
-        said=proof_words.signed(judged.difference), bold=True,
-    )  # fmt: skip
+    said = [(name, value, proof_words.signed(value)) for name, value in (*dots, ("mean", judged.difference))]
+    lines = [draw.Line(name=name, value=value, said=text, shape="ring") for name, value, text in said[:-1][:MOST_SEEDS]]
+    name, value, text = said[-1]
+    mean = draw.Line(name=name, value=value, low=judged.low, high=judged.high, said=text, bold=True)
     return draw.Intervals(
         name="differences",
-        label="; ".join(f"{name} {proof_words.signed(v)}" for name, v in (*dots, ("mean", judged.difference))),
+        label="; ".join(f"{name} {text}" for name, _, text in said),
         lines=(*lines, mean),
         zero=0.0,
         band=(-judged.margin, judged.margin) if words.known(judged.margin) and judged.margin > 0 else None,
@@ -220,59 +186,35 @@ def differences(found: Proof) -> draw.Intervals | None:
     )
 
 
-def _comparable(plain: WholeRun | None, plan: WholeRun | None) -> bool:
-    return all(r is not None and not r.problem and words.known(r.value) for r in (plain, plan))
-
-
 def curves(found: Proof) -> draw.Plot | None:
     """The metric on its way in each run; None where no run says when it had which."""
-    lines = [(run, timed(run.readings)) for run in found.runs]
-    lines = [(run, points) for run, points in lines if len(points) > 1]
+    lines = [
+        (run.side, [(r.at_s, r.value) for r in run.readings if r.at_s is not None and abs(r.value) < LARGEST])
+        for run in found.runs
+    ]
+    lines = [(side, points) for side, points in lines if len(points) > 1]
     if not lines:
         return None
     last_s = max(points[-1][0] for _, points in lines)
     values = [value for _, points in lines for _, value in points]
-    label_ = (
-        f"{found.asked.metric.name} of {words.plural(len(lines), 'run')} in {words.duration(last_s)}, "
-        f"between {proof_words.number(min(values))} and {proof_words.number(max(values))}"
-    )
-    few = MOST_POINTS // len(lines)
-    paths = [draw.Path(points=tuple(thinned(points, few)), colour=run.side) for run, points in lines]
+    between = f"between {proof_words.number(min(values))} and {proof_words.number(max(values))}"
+    paths = []
+    for side, points in lines:
+        stride = -(-len(points) * len(lines) // MOST_POINTS)
+        paths.append(draw.Path(points=(*points[:-1:stride], points[-1]), colour=side))
     if found.target is not None:
         paths.append(draw.Path(points=((0.0, found.target), (1.02 * last_s, found.target)), dashed=True))
         values.append(found.target)
-    return draw.Plot(
-        name="curves",
-        label=label_,
-        x=draw.Axis(low=0.0, high=1.02 * last_s,
-                    ticks=lambda most: ticks.times(0.0, last_s, most)),
-        y=_metric_axis(min(values), max(values)),
-        paths=tuple(paths),
-    )  # fmt: skip
-
-
-def _metric_axis(low: float, high: float) -> draw.Axis:
-    if low > 0 and high > LOGARITHMIC * low:
-        first, last = low / 1.1, high * 1.1
-        return draw.Axis(low=first, high=last, log=True,
-                         ticks=lambda _: ticks.said(ticks.logarithmic(first, last), proof_words.number))  # fmt: skip
+    low, high = min(values), max(values)
+    log = low > 0 and high > LOGARITHMIC * low
     room = 0.06 * (high - low) or 0.05 * abs(high) or 0.05
-    first, last = low - room, high + room
-    return draw.Axis(low=first, high=last,
-                     ticks=lambda most: ticks.said(ticks.between(first, last, most), proof_words.number))  # fmt: skip
-
-
-def thinned(items: Sequence[Some], most: int) -> list[Some]:
-    """Every so many of them one, and the last: about `most` in all.
-
-    >>> thinned([1, 2, 3, 4, 5, 6, 7, 8], 4)
-    [1, 3, 5, 7, 8]
-    """
-    stride = max(math.ceil(len(items) / max(most, 1)), 1)
-    found = list(items[::stride])
-    return found if not items or (len(items) - 1) % stride == 0 else [*found, items[-1]]
-
-
-def timed(readings: Sequence[Reading]) -> list[tuple[float, float]]:
-    """Seconds and value of the readings that have both and can be drawn."""
-    return [(r.at_s, r.value) for r in readings if r.at_s is not None and abs(r.value) < LARGEST]
+    first, last = (low / 1.1, high * 1.1) if log else (low - room, high + room)
+    y = draw.Axis(
+        low=first, high=last, log=log,
+        ticks=lambda most: ticks.said(
+            ticks.logarithmic(first, last) if log else ticks.between(first, last, most), proof_words.number
+        ),
+    )  # fmt: skip
+    x = draw.Axis(low=0.0, high=1.02 * last_s, ticks=lambda most: ticks.times(0.0, last_s, most))
+    said = f"{found.asked.metric.name} of {words.plural(len(lines), 'run')} in {words.duration(last_s)}, {between}"
+    return draw.Plot(name="curves", label=said, x=x, y=y, paths=tuple(paths))

@@ -6,11 +6,9 @@ In: a `Proof`. Out: words, the same for the terminal and the page.
 from __future__ import annotations
 
 from flatout.judge.equivalence import Equivalence
-from flatout.judge.proof import NOT_AT_WORK, Aim, Proof, WholeRun, side_name
+from flatout.judge.proof import NOT_AT_WORK, Aim, Proof, side_name
 from flatout.judge.stats import MIN_PAIRS, Comparison
 from flatout.report import words
-
-_MEND = "mend the training first, or name another metric"
 
 
 def finished(proof: Proof) -> str:
@@ -21,11 +19,6 @@ def finished(proof: Proof) -> str:
     if proof.interrupted and num < proof.num_seeds:
         return f"{num} of {words.plural(proof.num_seeds, 'seed')}"
     return words.plural(num, "seed")
-
-
-def second_name(proof: Proof) -> str:
-    """What the second run of a seed is called in a table."""
-    return "again" if proof.against_itself else "under it"
 
 
 def number(value: float | None) -> str:
@@ -39,33 +32,16 @@ def number(value: float | None) -> str:
     return f"{value:.5g}" if words.known(value) else words.not_finite(value)
 
 
-def value_of(run: WholeRun | None) -> str:
-    """What a run came to, if it was made."""
-    return "" if run is None else "failed" if run.problem else number(run.value)
-
-
-def difference(plain: WholeRun | None, plan: WholeRun | None) -> str:
-    """The metric under the plan minus plain, where there are both."""
-    if plain is None or plan is None or plain.value is None or plan.value is None:
-        return ""
-    return signed(plan.value - plain.value)
-
-
 def signed(value: float) -> str:
     """A difference with its sign."""
     return "0" if value == 0 else f"{value:+.2g}" if words.known(value) else ""
 
 
-def wall(run: WholeRun | None) -> str:
-    """How long a run took, if it was made."""
-    return "" if run is None else words.duration(run.wall_s)
-
-
 def verdict(proof: Proof) -> tuple[str, str]:
     """The verdict in a word or a few, and the rest of the sentence."""
     found, name = proof.equivalence, proof.asked.metric.name
-    seeds = words.plural(found.num_seeds, "seed")
     if found.verdict == "identical":
+        seeds = words.plural(found.num_seeds, "seed")
         losses = ", and so is every loss on the way" if proof.losses_equal else ""
         return "equal", f": the same {name}, to the last digit, with all {seeds}{losses}"
     if found.verdict == "equivalent":
@@ -75,22 +51,19 @@ def verdict(proof: Proof) -> tuple[str, str]:
     if found.reason.startswith(NOT_AT_WORK):
         return "nothing was proved", f": {found.reason}"
     if found.num_diverged:
-        return "nothing to compare", f": {found.reason}: {_MEND}"
-    return "not enough seeds to tell", f": {_undecided(proof)}"
+        return "nothing to compare", f": {found.reason}: mend the training first, or name another metric"
+    return "not enough seeds to tell", f": {_ignored(proof) if proof.seeds_ignored else _undecided(proof)}"
 
 
 def _between(found: Equivalence, name: str) -> str:
-    ends = f"[{signed(found.low)}, {signed(found.high)}]"
     return (
-        f"{name} differs by {signed(found.difference)} on average, 90 % interval {ends}; "
-        f"nothing is said to change within ± {found.margin:.3g} ({found.margin_source})"
+        f"{name} differs by {signed(found.difference)} on average, 90 % interval [{signed(found.low)}, "
+        f"{signed(found.high)}]; nothing is said to change within ± {found.margin:.3g} ({found.margin_source})"
     )
 
 
 def _undecided(proof: Proof) -> str:
     found = proof.equivalence
-    if proof.seeds_ignored:
-        return _ignored(proof)
     more = ""
     if found.more_seeds is not None:
         wanted = found.num_seeds + found.more_seeds
@@ -99,14 +72,13 @@ def _undecided(proof: Proof) -> str:
             more += f": `--seeds {wanted}` goes on from here"
     elif found.reason.startswith("the interval"):
         more = "; no reasonable number of them would: a wider `--margin`, perhaps"
-    detail = f"; {_between(found, proof.asked.metric.name)}" if found.low == found.low else ""
+    detail = f"; {_between(found, proof.asked.metric.name)}" if words.known(found.low) else ""
     return f"{found.reason}{more}{detail}"
 
 
 def _ignored(proof: Proof) -> str:
     """That seeds make no difference, what one seed says nevertheless, and what could be done about it."""
-    first = next((r.value for r in proof.runs if r.side == "plain"), None)
-    same = first is not None and {r.value for r in proof.runs} == {first}
+    same = len({run.value for run in proof.runs}) == 1
     told = f"; {side_name('plan', proof.asked.levers)} it has the same {proof.asked.metric.name}" if same else ""
     option = proof.asked.seed_option
     mend = f"`{option}` changes nothing in it" if option else "`--seed-option` names its own option, if it has one"
@@ -115,31 +87,26 @@ def _ignored(proof: Proof) -> str:
 
 def time(proof: Proof) -> str:
     """What became of the wall time."""
-    if proof.time.num_pairs < MIN_PAIRS:
-        seen = _few(proof)
-        first = (
-            f"{words.interval(min(seen), max(seen))} as fast in {words.plural(len(seen), 'whole run')}, "
-            if seen
-            else ""
-        )
-        return f"{first}compared from {MIN_PAIRS} seeds on"
-    return f"a whole run {_compared(proof.time)}; its training steps {_compared(proof.training_time)}"
+    if proof.time.num_pairs >= MIN_PAIRS:
+        return f"a whole run {_compared(proof.time)}; its training steps {_compared(proof.training_time)}"
+    seen = _ratios(proof)
+    first = (
+        f"{words.interval(min(seen), max(seen))} as fast in {words.plural(len(seen), 'whole run')}, " if seen else ""
+    )
+    return f"{first}compared from {MIN_PAIRS} seeds on"
 
 
-def _few(proof: Proof) -> list[float]:
+def _ratios(proof: Proof) -> list[float]:
     """How many times as fast whole runs were, seed by seed."""
-    wall_s = {(run.seed, run.side): run.wall_s for run in proof.runs if not run.problem}
-    pairs = ((wall_s.get((seed, "plain")), wall_s.get((seed, "plan"))) for seed in sorted({s for s, _ in wall_s}))
-    return [plain_s / plan_s for plain_s, plan_s in pairs if plain_s and plan_s]
+    pairs = [(a, b) for _, a, b in proof.by_seed() if a is not None and b is not None]
+    return [a.wall_s / b.wall_s for a, b in pairs if not (a.problem or b.problem) and a.wall_s and b.wall_s]
 
 
 def energy(proof: Proof) -> str:
-    """What became of the energy, or why that is not known; empty where nothing is to be said."""
-    if proof.energy is not None and proof.energy.num_pairs >= MIN_PAIRS:
-        found = _compared(proof.energy, "less", "more")
-        return f"a whole run takes {found}" if words.known(proof.energy.ratio) else found
-    why = next((run.why_no_energy for run in proof.runs if run.why_no_energy), "")
-    return f"not known: {why}" if why else ""
+    """What became of the energy; empty where that is not known."""
+    if proof.energy is None or proof.energy.num_pairs < MIN_PAIRS:
+        return ""
+    return f"a whole run takes {_compared(proof.energy, 'less', 'more')}"
 
 
 def _compared(found: Comparison, faster: str = "faster", slower: str = "slower") -> str:
@@ -174,25 +141,25 @@ def seeds(proof: Proof) -> str:
 
 def next_command(proof: Proof) -> str:
     """What to type now."""
-    found = proof.equivalence
+    found, script = proof.equivalence, proof.asked.script
     if proof.interrupted or found.num_diverged:
         return again(proof, proof.num_seeds)
     if found.reason.startswith(NOT_AT_WORK):
-        return f"flatout levers {proof.asked.script}"
+        return f"flatout levers {script}"
     if proof.against_itself and (found.verdict != "undecided" or proof.seeds_ignored):
-        return f"flatout tune {proof.asked.script}"
+        return f"flatout tune {script}"
     if found.verdict in ("identical", "equivalent"):
-        few = _few(proof) if proof.time.num_pairs < MIN_PAIRS else []
+        few = _ratios(proof) if proof.time.num_pairs < MIN_PAIRS else []
         if "slower" in (proof.time.verdict, proof.training_time.verdict) or (few and max(few) < 1):
-            return f"flatout tune {proof.asked.script}"
-        return " ".join(filter(None, ("flatout run", proof.options, proof.asked.script)))
+            return f"flatout tune {script}"
+        return " ".join(filter(None, ("flatout run", proof.options, script)))
     if found.verdict == "different" or proof.seeds_ignored:
-        return f"flatout tune --accept exact {proof.asked.script}"
+        return f"flatout tune --accept exact {script}"
     return again(proof, found.num_seeds + (found.more_seeds or 1))
 
 
 def again(proof: Proof, num_seeds: int) -> str:
     """The command of this proof, over so many seeds."""
-    options = " ".join(filter(None, (proof.options, proof.metric_options)))
     over = "" if num_seeds == Aim().num_seeds else f"--seeds {num_seeds}"
-    return " ".join(filter(None, ("flatout prove", over, options, proof.asked.script)))
+    parts = ("flatout prove", over, proof.options, proof.metric_options, proof.asked.script)
+    return " ".join(filter(None, parts))

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import platform
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flatout import __version__
-from flatout.errors import FlatoutError, MachineError, UsageError
+from flatout.errors import MachineError, UsageError
 from flatout.frameworks import kind
-from flatout.judge import result
 from flatout.judge.metric import Metric
-from flatout.judge.proof import Aim, Asked, Proof
-from flatout.judge.proof_file import RUNS
+from flatout.judge.proof import RUNS, Aim, Asked, Proof
 from flatout.machine.installed import version_of
 from flatout.machine.read import read_machine
 from flatout.records.ceilings import Machine
-from flatout.records.plan import Plan
 from flatout.run import choice, folder, isolation, sources
 from flatout.run.choice import Engagement, Here, Wish
 from flatout.run.script import Script, check_source
 from flatout.trials.proving import inputs
-from flatout.trials.proving.conduct import Proving, Show, former
+from flatout.trials.proving.conduct import Proving, former
 from flatout.trials.proving.whole_run import Setting
+from flatout.trials.terms import Show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +57,26 @@ def proved(script: Script, request: ProveRequest, show: Show) -> Proof:
         FlatoutError: See `flatout.errors`.
     """
     check_source(script)
-    _check(request)
+    if request.aim.num_seeds < 1:
+        raise UsageError(
+            f"`--seeds {request.aim.num_seeds}` leaves nothing to run",
+            cause="a proof compares whole runs, seed by seed",
+            hint="`--seeds 5`",
+        )
     machine = read_machine()
-    chosen = _chosen(script, request, machine)
+    here = _here(script, machine)
+    chosen = _chosen(script, request, here)
     if request.isolate:
         isolation.require()
-    asked = _asked(script, request, chosen, machine)
+    asked = Asked(
+        script=script.typed,
+        source_hash=sources.hash_of(script),
+        levers=chosen.levers,
+        metric=request.metric,
+        seed_option=request.seed_option,
+        versions=(__version__, here.framework_version, here.python),
+        machine_key=machine.machine_key(),
+    )
     place = folder.root(folder.working_folder())
     there = [] if request.fresh else [path.parent for path in place.glob(f"*/{RUNS}")]
     found, edited = former(there, asked)
@@ -74,115 +85,60 @@ def proved(script: Script, request: ProveRequest, show: Show) -> Proof:
     with folder.claimed(folder.working_folder(), script.stem, found) as run_folder:
         setting = Setting(
             script=script,
-            levers=chosen.levers,
-            registry=kind().levers(),
-            metric=request.metric,
+            asked=asked,
+            registry=here.registry,
             run_folder=run_folder,
-            isolate=request.isolate,
-            seed_option=request.seed_option,
             machine=machine,
+            isolate=request.isolate,
         )
         show.remark(chosen.line)
-        proving = Proving(asked, setting, request.aim, machine, show)
-        show.remark(proving.estimate(_usual_s(chosen.plan)))
-        proving.typed = (_levers_typed(request), _rest_typed(request))
-        return proving.run()
+        return Proving(setting, request.aim, _typed(request), show).run()
 
 
-def _levers_typed(request: ProveRequest) -> str:
-    words = [] if request.plan is None else ["--plan", str(request.plan)]
+def _here(script: Script, machine: Machine) -> Here:
+    version = "none"
+    with contextlib.suppress(MachineError):
+        version = version_of(kind().package, script.python)
+    return Here(
+        script=script.name,
+        arguments=script.arguments,
+        machine=lambda: machine,
+        framework_version=version,
+        registry=kind().levers(),
+        python=platform.python_version(),
+    )
+
+
+def _typed(request: ProveRequest) -> tuple[str, str]:
+    """What names the levers, and what else is to be typed again."""
+    named = [] if request.plan is None else ["--plan", str(request.plan)]
     if request.levers is not None:
-        words += ["--levers", ",".join(request.levers) or "none"]
-    words += [] if request.accept == ProveRequest().accept else ["--accept", request.accept]
-    return shlex.join(words)
-
-
-def _rest_typed(request: ProveRequest) -> str:
-    metric = request.metric
-    words = [] if metric.file is None else ["--metric-file", metric.file]
+        named += ["--levers", ",".join(request.levers) or "none"]
+    named += [] if request.accept == ProveRequest().accept else ["--accept", request.accept]
+    metric, aim = request.metric, request.aim
     name = metric.key if metric.file is not None else metric.pattern
-    words += [] if name is None else ["--metric", name]
-    words += [f"--seed-option={request.seed_option}"] if request.seed_option else []
-    words += [] if request.aim.margin is None else ["--margin", f"{request.aim.margin}"]
-    words += [] if request.aim.target is None else ["--target", f"{request.aim.target}"]
-    words += [] if request.isolate else ["--allow-writes"]
-    return shlex.join(words)
+    options = {"--metric-file": metric.file, "--metric": name, "--margin": aim.margin, "--target": aim.target}
+    rest = [word for option, value in options.items() if value is not None for word in (option, str(value))]
+    rest += [f"--seed-option={request.seed_option}"] if request.seed_option else []
+    rest += [] if request.isolate else ["--allow-writes"]
+    return shlex.join(named), shlex.join(rest)
 
 
-def _check(request: ProveRequest) -> None:
-    if request.aim.num_seeds < 1:
-        raise UsageError(
-            f"`--seeds {request.aim.num_seeds}` leaves nothing to run",
-            cause="a proof compares whole runs, seed by seed",
-            hint="`--seeds 5`",
-        )
-    if request.seed_option and not request.seed_option.startswith("-"):
-        raise UsageError(
-            f"`--seed-option {request.seed_option}` is no option",
-            cause="it is put behind the script's own arguments, with the number of the seed",
-            hint="e.g. `--seed-option=--seed`",
-        )
-
-
-def _chosen(script: Script, request: ProveRequest, machine: Machine) -> Engagement:
+def _chosen(script: Script, request: ProveRequest, here: Here) -> Engagement:
     """The levers to prove.
 
     Raises:
         UsageError: There is no plan, and no levers were named.
     """
-    levers = kind().levers()
-    here = Here(
-        script=script.name,
-        arguments=script.arguments,
-        machine=lambda: machine,
-        framework_version=_version(script),
-        registry=levers,
-        python=platform.python_version(),
-    )
-    wanted = choice.parse_levers(request.levers, levers, here.machine) if request.levers is not None else None
+    named = request.levers is not None
+    wanted = choice.parse_levers(request.levers, here.registry, here.machine) if request.levers is not None else None
     found = choice.engagement(Wish(plan=request.plan, levers=wanted, accept=request.accept), here)
-    if request.levers is None:
-        found = choice.for_one_process(found, levers)
-    if not found.levers and request.levers is None:
+    if not named:
+        found = choice.for_one_process(found, here.registry)
+    if not found.levers and not named:
         raise UsageError(
             f"there is nothing to prove for `{script.name}`",
             cause=found.line.replace(", running plainly", "").partition(";")[0],
             hint=f"`flatout tune {script.typed}` makes a plan, `--levers NAMES` names levers",
         )
     return found
-
-
-def _asked(script: Script, request: ProveRequest, chosen: Engagement, machine: Machine) -> Asked:
-    return Asked(
-        script=script.typed,
-        source_hash=sources.hash_of(script),
-        levers=chosen.levers,
-        metric=request.metric,
-        seed_option=request.seed_option,
-        versions=(__version__, _version(script), platform.python_version()),
-        machine_key=machine.machine_key(),
-    )
-
-
-@functools.cache
-def _version_of(python: str) -> str:
-    with contextlib.suppress(MachineError):
-        return version_of(kind().package, python)
-    return "none"
-
-
-def _version(script: Script) -> str:
-    return _version_of(script.python)
-
-
-def _usual_s(plan: Plan | None) -> float | None:
-    """Seconds that a plain run takes, as far as the measurement behind the plan knows how many steps it has."""
-    if plan is None or not plan.run:
-        return None
-    try:
-        found = result.load(Path(plan.run))
-    except FlatoutError:
-        return None
-    if found.steps_in_run is None or not found.baseline_steps_per_s > 0:
-        return None
-    return (found.header.start_s or 0.0) + found.steps_in_run / found.baseline_steps_per_s

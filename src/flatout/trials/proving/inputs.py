@@ -1,7 +1,6 @@
-"""Do runs that are to be judged together rest on the same files and the same environment?
+"""Do runs that are to be judged together rest on the same files?
 
-In: what runs read, by path, and the variables that they saw. Out: marks that differ where contents do, and the names of
-what differs between runs, or between runs and now.
+In: what runs read, by path. Out: marks that differ where contents do, and the names of what differs.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from flatout.errors import ScriptError
-from flatout.judge.proof import WholeRun
 from flatout.report import words
 
 LARGE_BYTES = 4_000_000
@@ -21,16 +19,10 @@ LARGE_BYTES = 4_000_000
 NAMED = 3
 """So many names are said."""
 
-_OF_THE_TERMINAL = (
-    "PWD", "OLDPWD", "SHLVL", "_", "TERM", "COLORTERM", "COLUMNS", "LINES", "DISPLAY", "WAYLAND_", "WINDOW", "SSH_",
-    "XDG_", "DBUS_", "TMUX", "STY", "VSCODE_", "VTE_", "HIST", "PS1", "PROMPT", "LS_COLORS", "GPG_", "ITERM_", "KITTY_",
-)  # fmt: skip
-"""What variables begin with that differ from one terminal to the next, and say nothing to a training."""
-
 
 def marks(paths: Iterable[str]) -> dict[str, str]:
-    """A mark of each file that is there."""
-    return {path: mark for path in paths if (mark := _mark(path))}
+    """A mark of each file's content; an empty one where it cannot be read."""
+    return {path: _mark(path) for path in paths}
 
 
 def _mark(path: str) -> str:
@@ -45,66 +37,29 @@ def _mark(path: str) -> str:
 
 def edited_since(paths: Iterable[str], unix_s: float) -> list[str]:
     """Files that were written after a moment."""
-    found = []
-    for path in paths:
-        try:
-            if os.stat(path).st_mtime > unix_s:
-                found.append(path)
-        except OSError:
-            continue
-    return found
+    return [path for path in paths if os.path.exists(path) and os.stat(path).st_mtime > unix_s]
 
 
-def environment() -> dict[str, str]:
-    """A mark of each variable: so short that it does not tell what is in it."""
-    known = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_TERMINAL)}
-    return {n: hashlib.sha256(v.encode("utf-8", "surrogateescape")).hexdigest()[:4] for n, v in known.items()}
+def differing(seen: Iterable[Mapping[str, str]]) -> list[str]:
+    """Files that have two marks."""
+    first: dict[str, str] = {}
+    return list(dict.fromkeys(p for one in seen for p, mark in one.items() if first.setdefault(p, mark) != mark))
 
 
-def changed_files(runs: Sequence[WholeRun], *, since: bool) -> list[str]:
-    """Files of which two runs, or with `since` a run and now, had different contents."""
-    return _differing([run.inputs for run in runs], marks({p for run in runs for p in run.inputs}) if since else None)
-
-
-def changed_variables(runs: Sequence[WholeRun], now: Mapping[str, str]) -> list[str]:
-    """Names of variables that are not now what they were in some run."""
-    seen = [run.environment for run in runs if run.environment]
-    names = {name for one in (*seen, now) for name in one}
-    return sorted(name for name in names if any(one.get(name) != now.get(name) for one in seen))
-
-
-def _differing(seen: Sequence[Mapping[str, str]], now: Mapping[str, str] | None) -> list[str]:
-    reference: dict[str, str] = {}
-    found: dict[str, None] = {}
-    for one in seen:
-        for path, mark in one.items():
-            if reference.setdefault(path, mark) != mark or (now is not None and now.get(path) != mark):
-                found[path] = None
-    return list(found)
-
-
-def changed(script: str, paths: Sequence[str] = ()) -> ScriptError:
-    """Runs before and after an edit are of two scripts: nothing is to be concluded from their difference.
-
-    Args:
-        script: Its name.
-        paths: What was edited; without any it is the script, or what it imports from beside it.
-    """
-    edited = "it, or a file beside it that it imports, was edited meanwhile"
-    if paths:
-        edited = f"it reads {named(paths)}, which {'was' if len(paths) == 1 else 'were'} edited meanwhile"
+def changed(script: str, paths: Sequence[str]) -> ScriptError:
+    """Runs before and after an edit are of two scripts: nothing is to be concluded from their difference."""
     return ScriptError(
         f"`{script}` changed while it was being proved",
-        cause=edited,
+        cause=f"it reads {named(paths)}, which {'was' if len(paths) == 1 else 'were'} edited meanwhile",
         hint="the same command begins anew with the files as they are now; put back, it goes on where it was",
     )
 
 
-def named(names: Sequence[str]) -> str:
-    """The first of some names, as they are said.
+def named(paths: Sequence[str]) -> str:
+    """The first of some paths, as they are said.
 
-    >>> named(["LR", "SEED", "A", "B"])
-    '`LR`, `SEED`, `A` and 1 more'
+    >>> named(["a.json", "b.json", "c.json", "d.json"])
+    '`a.json`, `b.json`, `c.json` and 1 more'
     """
-    shown = ", ".join(f"`{words.nearby(Path(name))}`" for name in names[:NAMED])
-    return shown + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    shown = ", ".join(f"`{words.nearby(Path(path))}`" for path in paths[:NAMED])
+    return shown + (f" and {len(paths) - NAMED} more" if len(paths) > NAMED else "")
