@@ -84,7 +84,7 @@ def write_whole(pieces: Iterable[str], path: Path) -> None:
             file.writelines(pieces)
         return
     place = Path(os.path.realpath(path))
-    draft = place.with_name(f".{place.name}.{os.getpid()}")
+    draft = place.with_name(f".{place.name}.{os.urandom(4).hex()}")
     try:
         with open(draft, "w", encoding="utf-8", errors="replace", newline="") as file:
             file.writelines(pieces)

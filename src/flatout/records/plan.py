@@ -432,7 +432,7 @@ class Plan:
     ratio_high: float
     num_pairs: int
     agreement: str
-    class_: str
+    class_: LeverClass
     baseline_steps_per_s: float
     tuned_steps_per_s: float
     machine: Machine
