@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,10 @@ import handmade
 from flatout.errors import MachineError
 from flatout.frameworks import kind
 from flatout.machine import calibrate, foreign_cpu
-from flatout.machine.calibrate import MIN_ROUNDS, NUM_ROUNDS, Measuring, Round, choose_rounds, is_trusted
+from flatout.machine.calibrate import MIN_ROUNDS, NUM_ROUNDS, Measuring, Round, choose_rounds
 from flatout.machine.read import read_machine
-from flatout.records.ceilings import Ceilings, load, save
+from flatout.records import files
+from flatout.records.ceilings import Ceilings
 
 TORCH = kind().package
 MACHINE = dataclasses.replace(handmade.MACHINE, num_physical_cores=2, last_level_cache_bytes=2**30)
@@ -64,6 +66,10 @@ def the_file(tmp_path):
     return found
 
 
+def kept(tmp_path):
+    return files.read(Ceilings, the_file(tmp_path), missing="", hint="")
+
+
 def test_a_second_call_reads_what_the_first_measured(cache):
     assert calibrate.ceilings(TORCH) == calibrate.ceilings(TORCH)
     assert len(cache) == 1
@@ -72,15 +78,15 @@ def test_a_second_call_reads_what_the_first_measured(cache):
 def test_refresh_measures_again_and_replaces_the_file(cache, tmp_path):
     calibrate.ceilings(TORCH)
     assert calibrate.ceilings(TORCH, refresh=True).measuring_s == 2.0
-    assert load(the_file(tmp_path)).measuring_s == 2.0
+    assert kept(tmp_path).measuring_s == 2.0
 
 
-@pytest.mark.parametrize("text", ["", '{"format": 1, "mach', '{"format": 99}', "\x00"])
-def test_a_torn_or_newer_file_is_measured_again(cache, tmp_path, text):
+@pytest.mark.parametrize("text", ["", '{"format": 1, "mach', '{"format": 1}', "\x00"])
+def test_a_torn_file_is_measured_again(cache, tmp_path, text):
     calibrate.ceilings(TORCH)
     the_file(tmp_path).write_text(text)
     assert calibrate.ceilings(TORCH).measuring_s == 2.0
-    assert load(the_file(tmp_path)).measuring_s == 2.0
+    assert kept(tmp_path).measuring_s == 2.0
 
 
 def test_another_device_or_version_has_a_file_of_its_own(cache, monkeypatch):
@@ -113,18 +119,14 @@ def test_the_cache_is_under_home_by_default_and_its_name_holds_no_separators(tmp
     assert path.name == f"ceilings-{MACHINE.machine_key()}-pytorch-2.13.0+cu126_odd-2-cuda_0-{calibrate.REVISION}.json"
 
 
-def test_remarks_shorten_the_trust_in_a_cached_measurement():
-    now = time.time()
-    assert is_trusted(measured(measured_unix_s=now - 24 * 3600), now)
-    assert not is_trusted(measured(measured_unix_s=now - 60 * 24 * 3600), now)
-    assert is_trusted(measured(measured_unix_s=now - 60, remarks=("disturbed",)), now)
-    assert not is_trusted(measured(measured_unix_s=now - 3600, remarks=("disturbed",)), now)
-
-
-def test_the_cache_of_a_disturbed_measurement_is_replaced_by_the_next_one(cache, tmp_path):
+@pytest.mark.parametrize(
+    ("age_s", "remarks", "trusted"),
+    [(24 * 3600, (), True), (60 * 24 * 3600, (), False), (60, ("disturbed",), True), (3600, ("disturbed",), False)],
+)
+def test_remarks_shorten_the_trust_in_a_cached_measurement(cache, tmp_path, age_s, remarks, trusted):
     calibrate.ceilings(TORCH)
-    save(measured(measured_unix_s=time.time() - 3600, remarks=("disturbed",)), the_file(tmp_path))
-    assert calibrate.ceilings(TORCH).measuring_s == 2.0
+    files.write(measured(measured_unix_s=time.time() - age_s, remarks=remarks), the_file(tmp_path))
+    assert (calibrate.ceilings(TORCH).measuring_s == 1.0) == trusted
 
 
 def test_a_disturbed_measurement_is_returned_and_replaces_no_undisturbed_one(cache, tmp_path, monkeypatch):
@@ -132,7 +134,7 @@ def test_a_disturbed_measurement_is_returned_and_replaces_no_undisturbed_one(cac
     disturbed = measured(remarks=("disturbed",))
     monkeypatch.setattr(calibrate, "measure", lambda machine, package, **options: disturbed)
     assert calibrate.ceilings(TORCH, refresh=True) == disturbed
-    assert load(the_file(tmp_path)).remarks == ()
+    assert kept(tmp_path).remarks == ()
 
 
 # -- no framework
@@ -184,9 +186,9 @@ def converse(tmp_path, monkeypatch):
         monkeypatch.setattr(foreign_cpu, "fraction", lambda *a, **k: left.pop(0) if len(left) > 1 else left[0])
         with (
             open(tmp_path / "errors", "w") as errors,
-            calibrate._child([sys.executable, str(script)], [], errors) as child,
+            calibrate._child([sys.executable, str(script)], [], errors, limit_s) as child,
         ):
-            found = Measuring(child, MACHINE, deadline_s=time.monotonic() + limit_s, limit_s=limit_s)
+            found = Measuring(child, MACHINE, limit_s=limit_s)
             found.converse()
         assert child.process.poll() is not None, "the process is gone"
         return found
@@ -265,9 +267,13 @@ def test_measure_says_what_the_process_said_last(tmp_path):
     assert "something broke" in caught.value.cause
 
 
-def test_the_process_is_told_threads_and_a_buffer_beyond_the_caches():
+def test_the_process_is_told_threads_and_a_buffer_beyond_the_caches(monkeypatch):
+    told = []
+    monkeypatch.setattr(calibrate, "_child", lambda command, options, *_: told.append(options) or nullcontext())
+
     def options(**changes):
-        found = calibrate._options(dataclasses.replace(MACHINE, **changes), "auto")
+        with calibrate.measuring_process(dataclasses.replace(MACHINE, **changes), TORCH, "p", "auto", limit_s=1.0):
+            found = told[-1]
         return dict(zip(found[0:6:2], found[1:6:2], strict=True))
 
     assert options(last_level_cache_bytes=2**28)["--buffer-bytes"] == str(2**29)

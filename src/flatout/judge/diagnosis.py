@@ -34,7 +34,6 @@ from flatout.judge.findings import (
     without,
 )
 from flatout.judge.stats import Comparison
-from flatout.records.ceilings import model_flops_utilization
 
 #: What can bind.
 BINDINGS = (
@@ -317,7 +316,8 @@ def _errors(bounds: Sequence[Bound], found: Findings) -> dict[str, float]:
 
 
 def _utilization(found: Findings, flops: int | None) -> float | None:
+    """MFU. Source: Chowdhery et al., "PaLM", JMLR 24, 2023, appendix B."""
     ceiling = peak(found)
     if ceiling is None or flops is None or ceiling.value <= 0:
         return None
-    return model_flops_utilization(flops, found.anatomy.step_s, peak_flops_per_s=ceiling.value)
+    return flops / found.anatomy.step_s / ceiling.value

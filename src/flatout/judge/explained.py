@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from flatout.judge import stats
 from flatout.judge.causes import OF_THE_MODEL, WORTHWHILE, nearly_as_large
 from flatout.judge.findings import Findings, fixed_share, phase_s, without
-from flatout.records.ceilings import utilization_fault
 
 COUNTED_TWICE = 0.01
 """Phases that exceed the step by more than this share of it are an error of ours, and said."""
@@ -165,8 +164,11 @@ def _where(binding: str, found: Findings) -> list[str]:
 def notes(found: Findings, utilization: float | None) -> list[str]:
     """What the reader must know."""
     lines = []
-    if utilization is not None and (fault := utilization_fault(utilization)):
-        lines.append(fault)
+    if utilization is not None and utilization > 1:
+        lines.append(
+            f"a utilization of {percent(utilization)} is impossible: the ceiling was measured too low, "
+            "or the work was overcounted: measure again on a quiet machine, `flatout machine --refresh`"
+        )
     rest = found.anatomy.share("unattributed")
     if rest is not None and rest < -COUNTED_TWICE:
         lines.append(f"the phases sum to {percent(-rest)} more than the step: something was counted twice")

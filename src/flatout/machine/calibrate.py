@@ -13,11 +13,11 @@ import dataclasses
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,7 +27,8 @@ from flatout.errors import MachineError, RecordError
 from flatout.machine import foreign_cpu
 from flatout.machine.installed import Package, not_installed, version_of
 from flatout.machine.read import read_machine
-from flatout.records.ceilings import Ceiling, Ceilings, Machine, ceiling_of, load, save
+from flatout.records import files
+from flatout.records.ceilings import Ceiling, Ceilings, Machine, ceiling_of
 from flatout.records.places import cache_folder
 
 REVISION = 4
@@ -95,28 +96,26 @@ def ceilings(
     """
     machine = read_machine()
     path = cache_path(machine, f"{package.framework}-{version_of(package, python)}", device)
-    cached = _trusted_in(path)
+    cached = None if path is None else _cached(path)
     if cached is not None and not refresh:
         return cached
     found = measure(machine, package, python=python, device=device, limit_s=limit_s)
     loses = cached is not None and not cached.remarks and found.remarks
     if path is not None and not loses:
-        with contextlib.suppress(OSError):
-            save(found, path)
+        with contextlib.suppress(OSError, MachineError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.write(found, path)
     return found
 
 
-def _trusted_in(path: Path | None) -> Ceilings | None:
-    if path is not None:
-        with contextlib.suppress(RecordError):
-            found = load(path)
-            return found if is_trusted(found, time.time()) else None
-    return None
-
-
-def is_trusted(found: Ceilings, now_unix_s: float) -> bool:
-    """Whether cached ceilings are young enough: a month, or ten minutes when they carry remarks."""
-    return found.age_s(now_unix_s) <= (MAX_AGE_WITH_REMARKS_S if found.remarks else MAX_AGE_S)
+def _cached(path: Path) -> Ceilings | None:
+    """What is kept there, where it can be read and is young enough."""
+    try:
+        found = files.read(Ceilings, path, missing="no ceilings", hint="measure again")
+    except RecordError:
+        return None
+    limit_s = MAX_AGE_WITH_REMARKS_S if found.remarks else MAX_AGE_S
+    return found if found.age_s(time.time()) <= limit_s else None
 
 
 def cache_path(machine: Machine, framework_and_version: str, device: str) -> Path | None:
@@ -139,8 +138,8 @@ def measure(machine: Machine, package: Package, *, python: str, device: str, lim
     """
     started_s = time.monotonic()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-        with measuring_process(machine, package, python, device, errors) as child:
-            measuring = Measuring(child, machine, deadline_s=started_s + limit_s, limit_s=limit_s)
+        with measuring_process(machine, package, python, device, errors, limit_s=limit_s) as child:
+            measuring = Measuring(child, machine, limit_s=limit_s)
             measuring.converse()
         errors.seek(0)
         said = errors.read().strip()
@@ -163,20 +162,19 @@ def measure(machine: Machine, package: Package, *, python: str, device: str, lim
 
 @contextlib.contextmanager
 def measuring_process(
-    machine: Machine, package: Package, python: str, device: str, errors: IO[str] | None = None
+    machine: Machine, package: Package, python: str, device: str, errors: IO[str] | None = None, *, limit_s: float
 ) -> Iterator[Child]:
-    """A framework's calibration, started for this machine; it measures when it is asked."""
-    with _child([python, str(package.calibration)], _options(machine, device), errors) as child:
-        yield child
+    """A framework's calibration, started for this machine; it measures when it is asked, and is killed at the limit.
 
-
-def _options(machine: Machine, device: str) -> list[str]:
-    """Threads: one per logical or per physical core, whichever is faster. Buffers: three of two last-level caches."""
+    Threads: one per logical or per physical core, whichever is faster. Buffers: three of two last-level caches.
+    """
     threads = sorted({machine.num_cores, machine.num_physical_cores}, reverse=True)
     memory_bytes = min(machine.memory_bytes, machine.memory_limit_bytes or machine.memory_bytes)
     buffer_bytes = min(max(2 * (machine.last_level_cache_bytes or 0), 2**28), memory_bytes // 16)
     sizes = ["--threads", ",".join(map(str, threads)), "--buffer-bytes", str(buffer_bytes)]
-    return ["--device", device, *sizes, "--on-request"]
+    options = ["--device", device, *sizes, "--on-request"]
+    with _child([python, str(package.calibration)], options, errors, limit_s) as child:
+        yield child
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -184,7 +182,7 @@ class Child:
     """The measuring process: requests go to its stdin, its JSON lines come through a pipe of their own."""
 
     process: subprocess.Popen[bytes]
-    lines: Lines
+    answers: IO[bytes]
 
     def request(self, what: str) -> bool:
         """Ask for `choose` or `round`; False when it has ended."""
@@ -196,32 +194,15 @@ class Child:
             return False
         return True
 
-
-class Lines:
-    """JSON lines from a pipe, each waited for until a deadline."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-        self._poll = select.poll()  # unlike `select.select`, not limited to handles below 1024
-        self._poll.register(handle, select.POLLIN)
-        self._pending = b""
-
-    def next(self, deadline_s: float) -> dict[str, Any] | None:
-        """The next line; None at the end of the pipe, or at `deadline_s` (`time.monotonic`)."""
-        while b"\n" not in self._pending:
-            if not self._poll.poll(1000 * max(0.0, deadline_s - time.monotonic())):
-                return None
-            chunk = os.read(self._handle, 65536)
-            if not chunk:
-                return None
-            self._pending += chunk
-        line, _, self._pending = self._pending.partition(b"\n")
-        value: dict[str, Any] = json.loads(line)
+    def next(self) -> dict[str, Any] | None:
+        """The next line; None when it has ended."""
+        line = self.answers.readline()
+        value: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
         return value
 
 
 @contextlib.contextmanager
-def _child(command: Sequence[str], options: Sequence[str], errors: IO[str] | None) -> Iterator[Child]:
+def _child(command: Sequence[str], options: Sequence[str], errors: IO[str] | None, limit_s: float) -> Iterator[Child]:
     """Start it in a session of its own, so that its CPU time can be told from others' and all of it be killed.
 
     The results have their own pipe: libraries may print to stdout (`MKL_VERBOSE`). `PYTHONSAFEPATH` keeps the
@@ -229,62 +210,69 @@ def _child(command: Sequence[str], options: Sequence[str], errors: IO[str] | Non
     """
     reading, writing = os.pipe()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FLATOUT_")}
-    try:
-        process = subprocess.Popen(
-            [*command, f"/dev/fd/{writing}", *options],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            pass_fds=(writing,),
-            start_new_session=True,
-            env={**environment, "PYTHONSAFEPATH": "1"},
-        )
-    except OSError as problem:
-        os.close(reading)
-        hint = "name a Python interpreter that has the framework"
-        raise MachineError(f"`{command[0]}` cannot be started", cause=str(problem), hint=hint) from problem
-    finally:
-        os.close(writing)
-    try:
-        yield Child(process, Lines(reading))
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):
-            process.communicate()
-        os.close(reading)
+    with open(reading, "rb") as answers:
+        try:
+            process = subprocess.Popen(
+                [*command, f"/dev/fd/{writing}", *options],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=(writing,),
+                start_new_session=True,
+                env={**environment, "PYTHONSAFEPATH": "1"},
+            )
+        except OSError as problem:
+            hint = "name a Python interpreter that has the framework"
+            raise MachineError(f"`{command[0]}` cannot be started", cause=str(problem), hint=hint) from problem
+        finally:
+            os.close(writing)
+        end = threading.Timer(limit_s, os.killpg, (process.pid, signal.SIGKILL))
+        end.daemon = True
+        end.start()
+        try:
+            yield Child(process, answers)
+        finally:
+            end.cancel()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                process.communicate()
 
 
 class Measuring:
     """One conversation with the child: what it said, and how quiet the machine was meanwhile."""
 
-    def __init__(self, child: Child, machine: Machine, *, deadline_s: float, limit_s: float) -> None:
+    def __init__(self, child: Child, machine: Machine, *, limit_s: float) -> None:
         self.start: dict[str, Any] = {}
         self.probes: dict[str, dict[str, Any]] = {}
         self.rounds: list[Round] = []
         self._child = child
         self._machine = machine
-        self._deadline_s = deadline_s
-        self._choose_until_s = deadline_s - (1 - CHOOSING_SHARE) * limit_s
+        self._begun_s = time.monotonic()
+        self._limit_s = limit_s
 
     def begin(self) -> bool:
         """Wait until the child is ready; False when it has ended before, or the time is up."""
-        self.start = self._child.lines.next(self._deadline_s) or {}
+        self.start = self._child.next() or {}
         return bool(self.start)
 
     def converse(self) -> None:
         """Have sizes chosen, then rounds measured, until enough were quiet or the time is up."""
         if not self.begin():
             return
-        while self.ask("choose") and not self.rounds[-1].is_quiet() and time.monotonic() < self._choose_until_s:
-            self._pause()
+        least_s = (1 - CHOOSING_SHARE) * self._limit_s
+        while self.ask("choose") and not self.rounds[-1].is_quiet() and self._left_s() > least_s:
+            time.sleep(PAUSE_S)
         longest_s = 0.0
-        while sum(part.is_quiet() for part in self.rounds) < NUM_ROUNDS + 1 and self._time_for(longest_s):
-            if not self.ask("round"):
+        while sum(part.is_quiet() for part in self.rounds) <= NUM_ROUNDS and self._left_s() > longest_s:
+            if not (self.rounds and self.rounds[-1].complete and self.ask("round")):
                 break
             longest_s = max(longest_s, self.rounds[-1].wall_s)
             if not self.rounds[-1].is_quiet():
-                self._pause()
+                time.sleep(PAUSE_S)
+
+    def _left_s(self) -> float:
+        return self._begun_s + self._limit_s - time.monotonic()
 
     def ask(self, what: str) -> bool:
         """Have the child do `what` and keep what came; False when it did not finish."""
@@ -292,13 +280,11 @@ class Measuring:
         if not self._child.request(what):
             return False
         samples: list[tuple[str, float]] = []
-        line = self._child.lines.next(self._deadline_s)
-        while line is not None and line["kind"] != "end":
+        while (line := self._child.next()) is not None and line["kind"] != "end":
             if line["kind"] == "probe":
                 self.probes[line["name"]] = line
             else:
                 samples.append((line["name"], line["value"]))
-            line = self._child.lines.next(self._deadline_s)
         after = foreign_cpu.take(self._child.process.pid)
         found = Round(
             samples=tuple(samples),
@@ -310,12 +296,6 @@ class Measuring:
             self.rounds = []
         self.rounds.append(found)
         return found.complete
-
-    def _time_for(self, needed_s: float) -> bool:
-        return bool(self.rounds) and self.rounds[-1].complete and time.monotonic() + needed_s < self._deadline_s
-
-    def _pause(self) -> None:
-        time.sleep(max(0.0, min(PAUSE_S, self._deadline_s - time.monotonic())))
 
 
 def _nothing(package: Package, python: str, said: str, limit_s: float) -> MachineError:

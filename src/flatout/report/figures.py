@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from flatout.judge.anatomy import Anatomy
 from flatout.judge.result import Result
 from flatout.judge.roofline import Standing, standing
-from flatout.records.ceilings import attainable_flops_per_s
 from flatout.records.trace import PHASES
 from flatout.report import ticks, words
 from flatout.report.drawing import Axis, Bar, Bars, Dots, Intervals, Line, Note, Path, Plot
@@ -194,8 +193,7 @@ def _roofs(slopes: Limits, peaks: Limits, x: tuple[float, float], y: tuple[float
         for _, slope in slopes:
             places = [max(x[0], y[0] / slope), peak / slope, x[1]]
             found.append(Path(points=tuple(
-                (place, attainable_flops_per_s(place, peak_flops_per_s=peak, bandwidth_bytes_per_s=slope))
-                for place in places
+                (place, min(peak, place * slope)) for place in places
             )))  # fmt: skip
     return tuple(found)
 
