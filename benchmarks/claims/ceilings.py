@@ -179,9 +179,7 @@ def one_round(machine: Machine, given: Given, lots: random.Random) -> list[dict[
     """Every ceiling by flatout and by each tool, window by window."""
     quiet(60)
     with contextlib.ExitStack() as stack:
-        child = stack.enter_context(
-            calibrate.measuring_process(machine, kind().package, PYTHON, "cpu", limit_s=ROUND_S)
-        )
+        child = stack.enter_context(calibrate.measuring_process(machine, kind().package, "cpu", limit_s=ROUND_S))
         ours = calibrate.Measuring(child, machine, limit_s=ROUND_S)
         assert ours.begin() and ours.ask("choose")
         tools = tools_of(ours, given, stack)

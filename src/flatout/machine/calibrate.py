@@ -75,7 +75,6 @@ def ceilings(
     package: Package,
     *,
     refresh: bool = False,
-    python: str = sys.executable,
     device: str = "auto",
     limit_s: float = 30.0,
 ) -> Ceilings:
@@ -87,7 +86,6 @@ def ceilings(
     Args:
         package: The framework.
         refresh: Measure even when cached ones are trusted.
-        python: The interpreter whose framework is measured.
         device: `auto` (the GPU where the framework finds one), `cpu`, `cuda` or `cuda:N`.
         limit_s: Wall seconds after which measuring ends, the start of the framework included.
 
@@ -95,11 +93,11 @@ def ceilings(
         MachineError: The framework is not installed, or nothing was measured within the limit.
     """
     machine = read_machine()
-    path = cache_path(machine, f"{package.framework}-{version_of(package, python)}", device)
+    path = cache_path(machine, f"{package.framework}-{version_of(package)}", device)
     cached = None if path is None else _cached(path)
     if cached is not None and not refresh:
         return cached
-    found = measure(machine, package, python=python, device=device, limit_s=limit_s)
+    found = measure(machine, package, device=device, limit_s=limit_s)
     loses = cached is not None and not cached.remarks and found.remarks
     if path is not None and not loses:
         with contextlib.suppress(OSError, MachineError):
@@ -130,7 +128,7 @@ def cache_path(machine: Machine, framework_and_version: str, device: str) -> Pat
 # -- measuring -----------------------------------------------------------------------------------------------------
 
 
-def measure(machine: Machine, package: Package, *, python: str, device: str, limit_s: float) -> Ceilings:
+def measure(machine: Machine, package: Package, *, device: str, limit_s: float) -> Ceilings:
     """Measure now, whatever is cached.
 
     Raises:
@@ -138,13 +136,13 @@ def measure(machine: Machine, package: Package, *, python: str, device: str, lim
     """
     started_s = time.monotonic()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
-        with measuring_process(machine, package, python, device, errors, limit_s=limit_s) as child:
+        with measuring_process(machine, package, device, errors, limit_s=limit_s) as child:
             measuring = Measuring(child, machine, limit_s=limit_s)
             measuring.converse()
         errors.seek(0)
         said = errors.read().strip()
     if not any(part.samples for part in measuring.rounds):
-        raise _nothing(package, python, said, limit_s)
+        raise _nothing(package, said, limit_s)
     rounds, remarks = choose_rounds(measuring.rounds, limit_s=limit_s)
     return Ceilings(
         machine=machine,
@@ -162,7 +160,7 @@ def measure(machine: Machine, package: Package, *, python: str, device: str, lim
 
 @contextlib.contextmanager
 def measuring_process(
-    machine: Machine, package: Package, python: str, device: str, errors: IO[str] | None = None, *, limit_s: float
+    machine: Machine, package: Package, device: str, errors: IO[str] | None = None, *, limit_s: float
 ) -> Iterator[Child]:
     """A framework's calibration, started for this machine; it measures when it is asked, and is killed at the limit.
 
@@ -173,7 +171,7 @@ def measuring_process(
     buffer_bytes = min(max(2 * (machine.last_level_cache_bytes or 0), 2**28), memory_bytes // 16)
     sizes = ["--threads", ",".join(map(str, threads)), "--buffer-bytes", str(buffer_bytes)]
     options = ["--device", device, *sizes, "--on-request"]
-    with _child([python, str(package.calibration)], options, errors, limit_s) as child:
+    with _child([sys.executable, str(package.calibration)], options, errors, limit_s) as child:
         yield child
 
 
@@ -298,14 +296,14 @@ class Measuring:
         return found.complete
 
 
-def _nothing(package: Package, python: str, said: str, limit_s: float) -> MachineError:
+def _nothing(package: Package, said: str, limit_s: float) -> MachineError:
     if f"No module named '{package.name}'" in said:
-        return not_installed(package, python)
+        return not_installed(package)
     if said:
         return MachineError(
             "the ceilings could not be measured",
             cause=f"the measuring process ended with `{said.splitlines()[-1]}`",
-            hint=f"see all of it: `{python} {package.calibration} /tmp/ceilings.json`",
+            hint=f"see all of it: `{sys.executable} {package.calibration} /tmp/ceilings.json`",
         )
     return MachineError(
         f"no ceiling was measured within {limit_s:g} s",

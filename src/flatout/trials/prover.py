@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import platform
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flatout import __version__
-from flatout.errors import FlatoutError, MachineError, UsageError
+from flatout.errors import FlatoutError, UsageError
 from flatout.frameworks import kind
 from flatout.judge import result
 from flatout.judge.metric import Metric
 from flatout.judge.proof import Aim, Asked, Proof
 from flatout.judge.proof_file import RUNS
-from flatout.machine.installed import version_of
 from flatout.machine.read import read_machine
 from flatout.records.ceilings import Machine
 from flatout.records.plan import Plan
 from flatout.run import choice, folder, isolation, sources
 from flatout.run.choice import Engagement, Here, Wish
+from flatout.run.launched import framework_version
 from flatout.run.script import Script, check_source
 from flatout.trials.proving import inputs
 from flatout.trials.proving.conduct import Proving, Show, former
@@ -135,7 +133,7 @@ def _chosen(script: Script, request: ProveRequest, machine: Machine) -> Engageme
         script=script.name,
         arguments=script.arguments,
         machine=lambda: machine,
-        framework_version=_version(script),
+        framework_version=framework_version(kind().package),
         registry=levers,
         python=platform.python_version(),
     )
@@ -159,20 +157,9 @@ def _asked(script: Script, request: ProveRequest, chosen: Engagement, machine: M
         levers=chosen.levers,
         metric=request.metric,
         seed_option=request.seed_option,
-        versions=(__version__, _version(script), platform.python_version()),
+        versions=(__version__, framework_version(kind().package), platform.python_version()),
         machine_key=machine.machine_key(),
     )
-
-
-@functools.cache
-def _version_of(python: str) -> str:
-    with contextlib.suppress(MachineError):
-        return version_of(kind().package, python)
-    return "none"
-
-
-def _version(script: Script) -> str:
-    return _version_of(script.python)
 
 
 def _usual_s(plan: Plan | None) -> float | None:
