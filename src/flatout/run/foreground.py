@@ -12,11 +12,12 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flatout.child.orders import Order, SessionSpec, encode
 from flatout.errors import MachineError, RecordError
+from flatout.frameworks.contract import Settings
 from flatout.machine.energy_counters import RUN_EVERY_S, EnergyMeter
 from flatout.records.facts import Facts
 from flatout.records.plan import Lever
@@ -60,12 +61,8 @@ class Foreground:
     registry: Mapping[str, Lever]
     toggle: bool = True
     cores_quota: float | None = None
-    cache_folder: str | None = None
-    """Where the trials kept compiled kernels."""
-    store_memory_bytes: int | None = None
-    """Memory for kept items; None: half of what is free."""
-    admits_random: bool = True
-    """Whether items may draw other random numbers than in the plain script."""
+    settings: Settings = field(default_factory=Settings)
+    """What the framework is told."""
     learner: Learner | None = None
     """Who tries levers on the run; then there is no plan."""
     launcher: bool = False
@@ -145,9 +142,7 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
         ranks=what.ranks,
         script=what.script,
         arguments=what.arguments,
-        cache_folder=what.cache_folder,
-        store_memory_bytes=what.store_memory_bytes,
-        admits_random=what.admits_random,
+        settings=what.settings,
         cores_quota=what.cores_quota,
         flatout_started_s=time.perf_counter(),
     )

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 from flatout.child.orders import SessionSpec
 from flatout.errors import FlatoutError, RecordError
+from flatout.frameworks.contract import Settings
 from flatout.judge import metric as metrics
 from flatout.judge import metric_file
 from flatout.judge.metric import Metric, Reading
@@ -195,7 +196,7 @@ def _launch(setting: Setting, side: Side, seed: int, name: str, scratch: Path) -
         levers=levers,
         script=script.name,
         arguments=script.arguments,
-        cache_folder=str(setting.run_folder.resolve() / "compiled"),
+        settings=Settings(cache_folder=str(setting.run_folder.resolve() / "compiled")),
         cores_quota=setting.machine.cores_quota,
         flatout_started_s=time.perf_counter(),
         seed_run=None if setting.seed_option else seed,
