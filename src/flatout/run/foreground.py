@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,27 +39,22 @@ LISTEN_EVERY_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreground:
-    """What to run, and how.
-
-    Attributes:
-        command: What is executed.
-        script: What the trace calls the script.
-        arguments: The script's own.
-        run_folder: Where its trace goes; None where nothing can be written, then the script runs plainly.
-        levers: What to engage.
-        registry: All levers by name.
-        toggle: Whether levers may be toggled to check the plan in this very run.
-        cores_quota: How many cores the control group grants; None without a quota.
-    """
+    """What to run, and how."""
 
     command: tuple[str, ...]
+    """What is executed."""
     script: str
+    """What the trace calls the script."""
     arguments: tuple[str, ...]
+    """The script's own."""
     run_folder: Path | None
+    """Where its trace goes; None where nothing can be written, then the script runs plainly."""
     levers: Levers
     registry: Mapping[str, Lever]
     toggle: bool = True
+    """Whether levers may be toggled to check the plan in this very run."""
     cores_quota: float | None = None
+    """How many cores the control group grants; None without a quota."""
     settings: Settings = field(default_factory=Settings)
     """What the framework is told."""
     learner: Learner | None = None
@@ -186,7 +180,11 @@ class _Listener:
     def watch(self, environment: Mapping[str, str] | None) -> Outcome:
         """Start the process, listen until it ends, and take over its exit status."""
         with Signals() as signals:
-            process = self._start(signals, environment)
+            command = list(self._what.command)
+            try:  # descriptors that the shell gave us (`<(command)`) are for the script
+                process = launching.start(command, env=environment, preexec_fn=signals.in_child(), close_fds=False)
+            except OSError as problem:
+                raise cannot_start(command, str(problem.strerror or problem)) from None
             self._meter.open()  # now, not before: the process needs its first second for its imports
             while process.poll() is None:
                 self._listen()
@@ -202,14 +200,6 @@ class _Listener:
         facts = self._outcome.facts
         self._outcome.energy = self._meter.joules(facts.device if facts is not None else None)
         return self._outcome
-
-    def _start(self, signals: Signals, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
-        try:
-            return launching.start(
-                list(self._what.command), env=environment, preexec_fn=signals.in_child(), close_fds=False
-            )  # descriptors that the shell gave us (`<(command)`) are for the script
-        except OSError as problem:
-            raise cannot_start(self._what.command, str(problem.strerror or problem)) from None
 
     def _gather(self) -> None:
         """A launcher's children have each written a trace: the steps of the first stand for all, failures do not."""
@@ -303,7 +293,8 @@ class _Listener:
         found, self._answer = self._answer, []
         if ready.order < 0:
             self._settled()
-        if ready.order < 0 or ready.order != self._awaited:
+            return
+        if ready.order != self._awaited:
             return
         self._awaited = -1
         watch = self._watch
@@ -313,9 +304,6 @@ class _Listener:
             self._do(watch.broken())
             return
         self._do(watch.answered(_answer(ready, found)))
-        self._note_watch(watch)
-
-    def _note_watch(self, watch: Watch) -> None:
         outcome = self._outcome
         outcome.plan_s, outcome.plain_s, outcome.num_busy = watch.plan_s, watch.plain_s, watch.num_busy
         outcome.released, outcome.decisions, outcome.looking_s = watch.released, watch.decisions, watch.looking_s
@@ -325,17 +313,7 @@ class _Listener:
     def _do(self, ask: Ask | None) -> None:
         if ask is None:
             return
-        order = Order(
-            number=self._number,
-            kind=ask.kind,
-            purpose=ask.purpose,
-            levers=ask.levers,
-            num_steps=ask.num_steps,
-            skip_steps=ask.skip_steps,
-            limit_s=ask.limit_s,
-            reason=ask.reason,
-            observe=ask.observe,
-        )
+        order = Order(number=self._number, **dataclasses.asdict(ask))
         self._awaited = order.number
         self._number += 1
         try:

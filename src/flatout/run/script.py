@@ -65,8 +65,6 @@ class Script:
     @property
     def typed(self) -> str:
         """The script and its arguments as one would type them again."""
-        import shlex
-
         what = ["-m", self.module] if self.module is not None else [self.path or ""]
         return shlex.join([*what, *self.arguments])
 
@@ -207,17 +205,12 @@ def check_source(script: Script) -> None:
         with tokenize.open(script.path) as file:
             source = file.read()
         compile(source, script.path, "exec", dont_inherit=True)
-    except SyntaxError as problem:
-        if "encoding" in str(problem) or problem.lineno is None:
-            raise _not_python(script.path, str(problem)) from None
+    except (SyntaxError, UnicodeDecodeError, ValueError) as problem:
+        if not isinstance(problem, SyntaxError) or problem.lineno is None or "encoding" in str(problem):
+            hint = "name the training script itself"
+            raise UsageError(f"`{script.path}` is not Python source", cause=str(problem), hint=hint) from None
         raise ScriptError(
             f"`{script.path}` line {problem.lineno} is not valid Python",
             cause=f"{problem.msg}: `{(problem.text or '').strip()[:60]}`",
             hint=f"`python {script.path}` shows the same; mend it first",
         ) from None
-    except (UnicodeDecodeError, ValueError) as problem:
-        raise _not_python(script.path, str(problem)) from None
-
-
-def _not_python(path: str, why: str) -> UsageError:
-    return UsageError(f"`{path}` is not Python source", cause=why, hint="name the training script itself")
