@@ -23,7 +23,7 @@ from flatout.errors import RecordError, UsageError, cannot_write
 from flatout.records.as_json import from_json, to_json
 from flatout.records.ceilings import Machine, differences
 from flatout.records.output_file import write_whole
-from flatout.records.plan import PLAN_FORMAT, Plan, label
+from flatout.records.plan import CLASSES, PLAN_FORMAT, Plan, label
 
 _HEAD = """\
 # Plans made by flatout: what to change about how a script runs, with the measurement that justifies it.
@@ -192,6 +192,8 @@ def read(path: Path, key: str) -> Plan:
         raise unreadable(path, f"the plan of `{key}` is not a table")
     value = {"format": PLAN_FORMAT, "levers": {}, **plans[key], "script": key}
     plan = from_json(Plan, value, where=f"`{path}`, plan of `{key}`")
+    if plan.class_ not in CLASSES:
+        raise unreadable(path, f"`class_` is `{plan.class_}`, not one of {', '.join(CLASSES)}")
     for name in ("ratio", "ratio_low", "ratio_high", "baseline_steps_per_s", "tuned_steps_per_s"):
         if not 0 < (number := getattr(plan, name)) < math.inf:
             raise unreadable(path, f"`{name}` is {number}: no measurement gives that")

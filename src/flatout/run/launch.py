@@ -191,12 +191,11 @@ class Child:
             self._orders = os.open(launch.session.orders, os.O_RDWR | os.O_CLOEXEC)
         self._log = open(self.output_path, "wb")  # noqa: SIM115  closed by `end`
         self.started_s = time.perf_counter()
+        environment = environment_for(told, launch.environment, passed_on=launch.passed_on)
         self._process = start(
             list(launch.command),
             cwd=launch.folder,
-            env=None
-            if launch.through_launcher
-            else environment_for(told, launch.environment, passed_on=launch.passed_on),
+            env=None if launch.through_launcher else environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
