@@ -217,7 +217,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
         FlatoutError: Before the start; the script's own failure is in the outcome.
     """
     registry = levers()
-    _check(request)
+    check_command(request.launcher) if request.script is None else check(request.script)
     here = _here(request, registry)
     on_ranks.check(request.ranks, learn=request.learn, recheck=request.recheck)
     chosen, learner = _chosen(request, here, say)
@@ -273,10 +273,6 @@ def _foreground(request: RunRequest, chosen: Engagement, here: Here, run_folder:
         ranks=request.ranks,
         script_folder=script.folder if script else None,
     )
-
-
-def _check(request: RunRequest) -> None:
-    check_command(request.launcher) if request.script is None else check(request.script)
 
 
 def _chosen(request: RunRequest, here: Here, say: Callable[[str], None]) -> tuple[Engagement, Learner | None]:
