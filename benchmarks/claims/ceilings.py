@@ -180,7 +180,7 @@ def one_round(machine: Machine, given: Given, lots: random.Random) -> list[dict[
     quiet(60)
     with contextlib.ExitStack() as stack:
         child = stack.enter_context(calibrate.measuring_process(machine, kind().package, "cpu", limit_s=ROUND_S))
-        ours = calibrate.Measuring(child, machine, limit_s=ROUND_S)
+        ours = calibrate.Measuring(child, machine)
         assert ours.begin() and ours.ask("choose")
         tools = tools_of(ours, given, stack)
         jobs: list[Callable[[], object]] = [lambda: ours.ask("round"), *(tool.turn for tool in tools)]

@@ -1,9 +1,9 @@
 """What are this machine's ceilings, from the cache or measured now?
 
 In: the machine, a framework's `calibration.py`, which is run in a process and session of its own. Out: a `Ceilings`
-record. The child only measures when asked; here it is judged whether the machine was quiet meanwhile, whether a round
-has to be repeated, and what the samples together are worth. At the time limit the child is killed and what it has
-found so far counts.
+record. The child only measures when asked; here it is judged whether the machine was quiet meanwhile, and what the
+samples together are worth: a disturbed window lowers no ceiling, see `ceiling_of`. At the time limit the child is
+killed and what it has found so far counts.
 """
 
 from __future__ import annotations
@@ -35,15 +35,10 @@ REVISION = 4
 """Of what is measured and how: ceilings that were kept under another one are measured again."""
 
 QUIET_FRACTION = 0.1
-"""A round in which others took more of the core-time than this is not quiet: it is repeated while there is time."""
+"""Ceilings of which others took more of the core-time meanwhile carry a remark."""
 
 NUM_ROUNDS = 8
-MIN_ROUNDS = 4
-PAUSE_S = 0.5
-"""How long to wait after a disturbed round."""
-
-CHOOSING_SHARE = 0.5
-"""After a disturbed choice sizes are chosen again, but only in this share of the time limit."""
+"""Beside the samples that come with the choice of sizes."""
 
 MAX_AGE_S = 30 * 24 * 3600.0
 MAX_AGE_WITH_REMARKS_S = 600.0
@@ -65,10 +60,6 @@ class Round:
     foreign_fraction: float | None
     wall_s: float
     complete: bool = True
-
-    def is_quiet(self) -> bool:
-        """Whether nobody was seen to disturb it."""
-        return self.foreign_fraction is None or self.foreign_fraction <= QUIET_FRACTION
 
 
 def ceilings(
@@ -137,13 +128,13 @@ def measure(machine: Machine, package: Package, *, device: str, limit_s: float) 
     started_s = time.monotonic()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         with measuring_process(machine, package, device, errors, limit_s=limit_s) as child:
-            measuring = Measuring(child, machine, limit_s=limit_s)
+            measuring = Measuring(child, machine)
             measuring.converse()
         errors.seek(0)
         said = errors.read().strip()
     if not any(part.samples for part in measuring.rounds):
         raise _nothing(package, said, limit_s)
-    rounds, remarks = choose_rounds(measuring.rounds, limit_s=limit_s)
+    rounds = measuring.rounds
     return Ceilings(
         machine=machine,
         framework=package.framework,
@@ -154,7 +145,7 @@ def measure(machine: Machine, package: Package, *, device: str, limit_s: float) 
         measuring_s=time.monotonic() - started_s,
         foreign_cpu_fraction=mean_foreign_fraction(rounds),
         values=summarize(rounds, measuring.probes),
-        remarks=remarks,
+        remarks=remarks_on(rounds, limit_s=limit_s),
     )
 
 
@@ -240,14 +231,12 @@ def _child(command: Sequence[str], options: Sequence[str], errors: IO[str] | Non
 class Measuring:
     """One conversation with the child: what it said, and how quiet the machine was meanwhile."""
 
-    def __init__(self, child: Child, machine: Machine, *, limit_s: float) -> None:
+    def __init__(self, child: Child, machine: Machine) -> None:
         self.start: dict[str, Any] = {}
         self.probes: dict[str, dict[str, Any]] = {}
         self.rounds: list[Round] = []
         self._child = child
         self._machine = machine
-        self._begun_s = time.monotonic()
-        self._limit_s = limit_s
 
     def begin(self) -> bool:
         """Wait until the child is ready; False when it has ended before, or the time is up."""
@@ -255,22 +244,11 @@ class Measuring:
         return bool(self.start)
 
     def converse(self) -> None:
-        """Have sizes chosen, then rounds measured, until enough were quiet or the time is up."""
-        if not self.begin():
-            return
-        least_s = (1 - CHOOSING_SHARE) * self._limit_s
-        while self.ask("choose") and not self.rounds[-1].is_quiet() and self._left_s() > least_s:
-            time.sleep(PAUSE_S)
-        longest_s = 0.0
-        while sum(part.is_quiet() for part in self.rounds) <= NUM_ROUNDS and self._left_s() > longest_s:
-            if not (self.rounds and self.rounds[-1].complete and self.ask("round")):
-                break
-            longest_s = max(longest_s, self.rounds[-1].wall_s)
-            if not self.rounds[-1].is_quiet():
-                time.sleep(PAUSE_S)
-
-    def _left_s(self) -> float:
-        return self._begun_s + self._limit_s - time.monotonic()
+        """Have sizes chosen, then rounds measured, while there is time."""
+        if self.begin() and self.ask("choose"):
+            for _ in range(NUM_ROUNDS):
+                if not self.ask("round"):
+                    return
 
     def ask(self, what: str) -> bool:
         """Have the child do `what` and keep what came; False when it did not finish."""
@@ -290,8 +268,6 @@ class Measuring:
             wall_s=time.monotonic() - started_s,
             complete=line is not None,
         )
-        if what == "choose" and found.complete:  # samples at sizes that were given up are worth nothing
-            self.rounds = []
         self.rounds.append(found)
         return found.complete
 
@@ -315,21 +291,18 @@ def _nothing(package: Package, said: str, limit_s: float) -> MachineError:
 # -- judging -------------------------------------------------------------------------------------------------------
 
 
-def choose_rounds(rounds: Sequence[Round], *, limit_s: float) -> tuple[list[Round], tuple[str, ...]]:
-    """The rounds that count, and what a reader must know of them: the quiet ones, or else the `MIN_ROUNDS` quietest."""
-    ordered = sorted(rounds, key=lambda part: part.foreign_fraction or 0.0)
-    num_quiet = sum(part.is_quiet() for part in rounds)
-    chosen = ordered[: max(num_quiet, MIN_ROUNDS)]
+def remarks_on(rounds: Sequence[Round], *, limit_s: float) -> tuple[str, ...]:
+    """What a reader must know before trusting what was measured in these rounds."""
     remarks = []
-    foreign = mean_foreign_fraction(chosen)
-    if foreign is not None and num_quiet < len(chosen):
+    foreign = mean_foreign_fraction(rounds)
+    if foreign is not None and foreign > QUIET_FRACTION:
         remarks.append(
             f"other processes used {100 * foreign:.0f} % of the CPU while measuring: "
             "these ceilings may be too low, and utilizations against them too high"
         )
-    if len(rounds) < MIN_ROUNDS:
+    if len(rounds) <= NUM_ROUNDS or not rounds[-1].complete:
         remarks.append(f"stopped at the limit of {limit_s:g} s with {len(rounds)} of {NUM_ROUNDS + 1} rounds")
-    return chosen, tuple(remarks)
+    return tuple(remarks)
 
 
 def mean_foreign_fraction(rounds: Sequence[Round]) -> float | None:
