@@ -172,7 +172,6 @@ class Conductor:
         early, self._early = self._early, []
         for record in early:
             self._write(record)
-        self._pipe.open()
 
     def _watch_end(self) -> None:
         former = sys.excepthook
