@@ -63,14 +63,6 @@ def test_a_plan_survives_its_file_whatever_its_script_is_called(path, name):
     assert scripts(path) == (name,)
 
 
-def test_all_odd_names_fit_into_one_file(path):
-    for number, name in enumerate(ODD_NAMES):
-        write(plan(name, ratio=1.0 + number), path)
-    assert scripts(path) == tuple(ODD_NAMES)
-    for number, name in enumerate(ODD_NAMES):
-        assert read(path, name).ratio == 1.0 + number
-
-
 def test_arguments_and_agreements_of_any_text_survive(path):
     made = plan(arguments=("--name", 'a "b" \n\t\\ é', ""), agreement="x: 'y'\n# z", run="")
     write(made, path)

@@ -98,13 +98,6 @@ def test_a_trace_comes_back_in_order_with_its_header(path):
     assert read(written(path, *EACH)) == (EACH, False)
 
 
-@pytest.mark.parametrize("cut", [1, 2, 30])
-def test_a_trace_torn_in_its_last_line_is_read_up_to_there_and_says_so(path, cut):
-    written(path, *EACH)
-    path.write_bytes(path.read_bytes()[:-cut])
-    assert read(path) == (EACH[:-1], True)
-
-
 def test_a_trace_that_ends_in_the_middle_of_a_character_is_read_up_to_there(path):
     written(path, HEADER, FACTS)
     path.write_bytes(path.read_bytes() + '{"kind": "end", "é'.encode()[:-1])
@@ -188,16 +181,6 @@ def test_a_follower_of_a_file_that_is_not_there_yet_waits(path):
     written(path, HEADER)
     assert follower.new() == [HEADER]
     assert follower.new() == []
-
-
-def test_a_follower_returns_each_record_once_and_no_half_line(path):
-    follower = Follower(path)
-    whole = encode(HEADER).encode() + b"\n" + encode(EACH[-1]).encode() + b"\n"
-    half = len(whole) - 10
-    path.write_bytes(whole[:half])
-    assert follower.new() == [HEADER]
-    path.write_bytes(whole)
-    assert follower.new() == [EACH[-1]]
 
 
 def test_a_broken_line_costs_a_follower_no_other_record(path):
