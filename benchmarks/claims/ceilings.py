@@ -188,7 +188,7 @@ def one_round(machine: Machine, given: Given, lots: random.Random) -> list[dict[
             for job in lots.sample(jobs, len(jobs)):
                 time.sleep(BETWEEN_S)
                 job()
-    ceilings = {ceiling.name: ceiling for ceiling in calibrate.summarize(ours.rounds, ours.probes)}
+    ceilings = {ceiling.name: ceiling for ceiling in ours.found()}
     return [
         {
             "ceiling": tool.ceiling,

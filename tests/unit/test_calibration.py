@@ -12,14 +12,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import handmade
 from flatout.errors import MachineError
 from flatout.frameworks import kind
 from flatout.machine import calibrate, foreign_cpu
-from flatout.machine.calibrate import NUM_ROUNDS, Measuring, Round, remarks_on
+from flatout.machine.calibrate import NUM_ROUNDS, Measuring
 from flatout.machine.read import read_machine
 from flatout.records import files
 from flatout.records.ceilings import Ceilings
@@ -166,13 +164,12 @@ for request in sys.stdin:
 
 @pytest.fixture
 def converse(tmp_path, monkeypatch):
-    """Runs one conversation; `fractions` are what others use in one request after the other, the last for ever."""
+    """Runs one conversation; `fraction` is what others use meanwhile."""
 
-    def run(body="pass", *, fractions=(0.0,), limit_s=20.0):
+    def run(body="pass", *, fraction=0.0, limit_s=20.0):
         script = tmp_path / "fake.py"
         script.write_text(FAKE.replace("BODY", body))
-        left = list(fractions)
-        monkeypatch.setattr(foreign_cpu, "fraction", lambda *a, **k: left.pop(0) if len(left) > 1 else left[0])
+        monkeypatch.setattr(foreign_cpu, "fraction", lambda *a, **k: fraction)
         with (
             open(tmp_path / "errors", "w") as errors,
             calibrate._child([sys.executable, str(script)], [], errors, limit_s) as child,
@@ -185,36 +182,26 @@ def converse(tmp_path, monkeypatch):
     return run
 
 
-def test_sizes_are_chosen_once_and_rounds_follow_however_busy_the_machine_is(converse):
-    found = converse(fractions=(0.0, 0.5, 0.0, 0.9, 0.0))
-    assert len(found.rounds) == NUM_ROUNDS + 1
-    assert found.probes["memory_copy"]["source"] == "choice 1"
+@pytest.mark.parametrize(
+    ("fraction", "remarks"),
+    [(0.34, ["other processes used 34 % of the CPU while measuring"]), (0.1, []), (None, [])],
+)
+def test_sizes_are_chosen_once_and_rounds_follow_however_busy_the_machine_is(converse, fraction, remarks):
+    found = converse(fraction=fraction)
+    (copy,) = found.found()
+    assert (copy.num_samples, copy.source) == (NUM_ROUNDS + 1, "choice 1")
     assert found.start["framework_version"] == "1.0"
-    assert calibrate.mean_foreign_fraction(found.rounds) > 0
-
-
-def test_where_others_cannot_be_observed_every_round_counts(converse):
-    found = converse(fractions=(None,))
-    assert len(found.rounds) == NUM_ROUNDS + 1
-    assert calibrate.mean_foreign_fraction(found.rounds) is None
+    assert [remark.partition(":")[0] for remark in found.remarks(20.0)] == remarks
 
 
 def test_at_the_limit_the_process_is_killed_and_what_it_has_found_counts(converse):
     found = converse("if request.strip() == 'round': time.sleep(60)", limit_s=2.0)
-    assert [part.complete for part in found.rounds] == [True, False]
-    assert [c.num_samples for c in calibrate.summarize(found.rounds, found.probes)] == [2]
-    assert remarks_on(found.rounds, limit_s=2.0) == (f"stopped at the limit of 2 s with 2 of {NUM_ROUNDS + 1} rounds",)
+    assert [c.num_samples for c in found.found()] == [2]
+    assert found.remarks(2.0) == (f"stopped at the limit of 2 s with 1 of {NUM_ROUNDS + 1} rounds",)
 
 
 def test_a_process_that_dies_in_a_round_leaves_what_it_has_found(converse):
-    found = converse("if request.strip() == 'round': sys.exit(1)")
-    assert sum(len(part.samples) for part in found.rounds) == 2
-
-
-def test_a_process_that_dies_at_once_leaves_nothing(converse):
-    found = converse("output.close(); import os; os._exit(1)")
-    assert len(found.rounds) == 1
-    assert found.rounds[0].complete is False
+    assert [len(samples) for samples in converse("if request.strip() == 'round': sys.exit(1)").samples.values()] == [2]
 
 
 @pytest.mark.parametrize(
@@ -259,35 +246,6 @@ def test_the_process_is_told_threads_and_a_buffer_beyond_the_caches(monkeypatch)
     assert options(memory_limit_bytes=2**30)["--buffer-bytes"] == str(2**26), "a sixteenth of what may be used"
     assert options()["--threads"] == "2"
     assert options(num_cores=16, num_physical_cores=8)["--threads"] == "16,8"
-
-
-# -- judging rounds
-
-ROUNDS = st.lists(
-    st.builds(
-        Round,
-        samples=st.just((("memory_copy", 1.0),)),
-        foreign_fraction=st.none() | st.floats(0, 1),
-        wall_s=st.floats(0.1, 10),
-    ),
-    min_size=1,
-    max_size=20,
-)
-
-
-@given(ROUNDS)
-def test_the_mean_foreign_fraction_lies_between_the_rounds(rounds):
-    found = calibrate.mean_foreign_fraction(rounds)
-    seen = [part.foreign_fraction for part in rounds if part.foreign_fraction is not None]
-    assert (found is None) == (not seen)
-    if seen:
-        assert min(seen) - 1e-9 <= found <= max(seen) + 1e-9
-
-
-def test_a_busy_machine_is_said_in_words():
-    for fraction, remarks in ((0.34, ["other processes used 34 % of the CPU while measuring"]), (0.1, []), (None, [])):
-        rounds = [Round(samples=(), foreign_fraction=fraction, wall_s=1.0)] * (NUM_ROUNDS + 1)
-        assert [found.partition(":")[0] for found in remarks_on(rounds, limit_s=20.0)] == remarks
 
 
 # -- choosing sizes, with a stopwatch that does as it is told

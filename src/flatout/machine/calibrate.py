@@ -45,23 +45,6 @@ MAX_AGE_WITH_REMARKS_S = 600.0
 """A month, for firmware, drivers and neighbours change; with remarks, what serves the same session."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """What came from the child in one go.
-
-    Attributes:
-        samples: Name of the ceiling and the sample.
-        foreign_fraction: Share of the core-time that others took meanwhile; None where not observed.
-        wall_s: Its duration.
-        complete: Whether the child finished it.
-    """
-
-    samples: tuple[tuple[str, float], ...]
-    foreign_fraction: float | None
-    wall_s: float
-    complete: bool = True
-
-
 def ceilings(
     package: Package,
     *,
@@ -132,9 +115,8 @@ def measure(machine: Machine, package: Package, *, device: str, limit_s: float) 
             measuring.converse()
         errors.seek(0)
         said = errors.read().strip()
-    if not any(part.samples for part in measuring.rounds):
+    if not any(measuring.samples.values()):
         raise _nothing(package, said, limit_s)
-    rounds = measuring.rounds
     return Ceilings(
         machine=machine,
         framework=package.framework,
@@ -143,9 +125,9 @@ def measure(machine: Machine, package: Package, *, device: str, limit_s: float) 
         num_threads=measuring.start["num_threads"],
         measured_unix_s=time.time(),
         measuring_s=time.monotonic() - started_s,
-        foreign_cpu_fraction=mean_foreign_fraction(rounds),
-        values=summarize(rounds, measuring.probes),
-        remarks=remarks_on(rounds, limit_s=limit_s),
+        foreign_cpu_fraction=measuring.foreign_fraction,
+        values=measuring.found(),
+        remarks=measuring.remarks(limit_s),
     )
 
 
@@ -229,12 +211,19 @@ def _child(command: Sequence[str], options: Sequence[str], errors: IO[str] | Non
 
 
 class Measuring:
-    """One conversation with the child: what it said, and how quiet the machine was meanwhile."""
+    """One conversation with the child: what it said, and how quiet the machine was meanwhile.
+
+    Attributes:
+        start: What is measured: `device`, `framework_version`, `num_threads`.
+        foreign_fraction: Share of the core-time that others took meanwhile; None where not observed.
+    """
 
     def __init__(self, child: Child, machine: Machine) -> None:
         self.start: dict[str, Any] = {}
-        self.probes: dict[str, dict[str, Any]] = {}
-        self.rounds: list[Round] = []
+        self.samples: dict[str, list[float]] = {}
+        self.foreign_fraction: float | None = None
+        self._probes: dict[str, dict[str, Any]] = {}
+        self._num_done = 0
         self._child = child
         self._machine = machine
 
@@ -245,31 +234,45 @@ class Measuring:
 
     def converse(self) -> None:
         """Have sizes chosen, then rounds measured, while there is time."""
-        if self.begin() and self.ask("choose"):
-            for _ in range(NUM_ROUNDS):
-                if not self.ask("round"):
-                    return
+        if not self.begin():
+            return
+        before = foreign_cpu.take(self._child.process.pid)
+        for what in ("choose", *["round"] * NUM_ROUNDS):
+            if not self.ask(what):
+                break
+        after = foreign_cpu.take(self._child.process.pid)
+        self.foreign_fraction = foreign_cpu.fraction(before, after, cores=self._machine.cores_quota)
 
     def ask(self, what: str) -> bool:
         """Have the child do `what` and keep what came; False when it did not finish."""
-        before, started_s = foreign_cpu.take(self._child.process.pid), time.monotonic()
         if not self._child.request(what):
             return False
-        samples: list[tuple[str, float]] = []
         while (line := self._child.next()) is not None and line["kind"] != "end":
             if line["kind"] == "probe":
-                self.probes[line["name"]] = line
+                self._probes[line["name"]] = line
+                self.samples[line["name"]] = []
             else:
-                samples.append((line["name"], line["value"]))
-        after = foreign_cpu.take(self._child.process.pid)
-        found = Round(
-            samples=tuple(samples),
-            foreign_fraction=foreign_cpu.fraction(before, after, cores=self._machine.cores_quota),
-            wall_s=time.monotonic() - started_s,
-            complete=line is not None,
-        )
-        self.rounds.append(found)
-        return found.complete
+                self.samples[line["name"]].append(line["value"])
+        self._num_done += line is not None
+        return line is not None
+
+    def found(self) -> tuple[Ceiling, ...]:
+        """One ceiling per probe that has samples, in the order of the probes."""
+        samples = {name: found for name, found in self.samples.items() if found}
+        probes = [(name, found, self._probes[name]) for name, found in samples.items()]
+        return tuple(ceiling_of(name, probe["unit"], found, source=probe["source"]) for name, found, probe in probes)
+
+    def remarks(self, limit_s: float) -> tuple[str, ...]:
+        """What a reader must know before trusting them."""
+        remarks = []
+        if self.foreign_fraction is not None and self.foreign_fraction > QUIET_FRACTION:
+            remarks.append(
+                f"other processes used {100 * self.foreign_fraction:.0f} % of the CPU while measuring: "
+                "these ceilings may be too low, and utilizations against them too high"
+            )
+        if self._num_done <= NUM_ROUNDS:
+            remarks.append(f"stopped at the limit of {limit_s:g} s with {self._num_done} of {NUM_ROUNDS + 1} rounds")
+        return tuple(remarks)
 
 
 def _nothing(package: Package, said: str, limit_s: float) -> MachineError:
@@ -285,38 +288,4 @@ def _nothing(package: Package, said: str, limit_s: float) -> MachineError:
         f"no ceiling was measured within {limit_s:g} s",
         cause=f"`{package.name}` had not started, or other processes kept the cores",
         hint="try again when the machine is quiet",
-    )
-
-
-# -- judging -------------------------------------------------------------------------------------------------------
-
-
-def remarks_on(rounds: Sequence[Round], *, limit_s: float) -> tuple[str, ...]:
-    """What a reader must know before trusting what was measured in these rounds."""
-    remarks = []
-    foreign = mean_foreign_fraction(rounds)
-    if foreign is not None and foreign > QUIET_FRACTION:
-        remarks.append(
-            f"other processes used {100 * foreign:.0f} % of the CPU while measuring: "
-            "these ceilings may be too low, and utilizations against them too high"
-        )
-    if len(rounds) <= NUM_ROUNDS or not rounds[-1].complete:
-        remarks.append(f"stopped at the limit of {limit_s:g} s with {len(rounds)} of {NUM_ROUNDS + 1} rounds")
-    return tuple(remarks)
-
-
-def mean_foreign_fraction(rounds: Sequence[Round]) -> float | None:
-    """Others' share of the core-time over rounds, weighted by their duration; None where no round observed it."""
-    seen = [(part.foreign_fraction, part.wall_s) for part in rounds if part.foreign_fraction is not None]
-    total_s = sum(wall_s for _, wall_s in seen)
-    return sum(fraction * wall_s for fraction, wall_s in seen) / total_s if total_s > 0 else None
-
-
-def summarize(rounds: Sequence[Round], probes: dict[str, dict[str, Any]]) -> tuple[Ceiling, ...]:
-    """One ceiling per probe that has samples, in the order of the probes."""
-    samples: dict[str, list[float]] = {name: [] for name in probes}
-    for name, value in (sample for part in rounds for sample in part.samples):
-        samples[name].append(value)
-    return tuple(
-        ceiling_of(n, probes[n]["unit"], found, source=probes[n]["source"]) for n, found in samples.items() if found
     )
