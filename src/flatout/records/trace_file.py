@@ -8,6 +8,7 @@ This module is imported in the user's process: it needs the standard library onl
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import typing
@@ -85,41 +86,23 @@ class Follower:
         self.path = Path(path)
         self._position = 0
         self._rest = b""
-        self._lines: list[bytes] = []
 
     def new(self) -> list[Record]:
-        """Records written since the last call; empty where the file does not exist yet.
-
-        Raises:
-            RecordError: A whole line is no record. What stood before it has been returned by then, and the next call
-                goes on behind it.
-        """
-        self._take()
-        found: list[Record] = []
-        while self._lines:
-            line = self._lines[0]
-            try:
-                record = decode(line.decode("utf-8", "replace"), where=f"a line of `{self.path}`")
-            except RecordError:
-                if found:
-                    return found
-                del self._lines[0]
-                raise
-            del self._lines[0]
-            if record is not None:
-                found.append(record)
-        return found
-
-    def _take(self) -> None:
+        """Records written since the last call; empty where the file does not exist yet. A broken line is left out."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._position)
                 chunk = file.read()
         except FileNotFoundError:
-            return
+            return []
         self._position += len(chunk)
-        *whole, self._rest = (self._rest + chunk).split(b"\n")
-        self._lines += [line for line in whole if line.strip()]
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        found: list[Record] = []
+        for line in filter(bytes.strip, lines):
+            with contextlib.suppress(RecordError):
+                record = decode(line.decode("utf-8", "replace"))
+                found += [] if record is None else [record]
+        return found
 
 
 class Reader:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flatout.child.orders import Order, SessionSpec, encode
-from flatout.errors import MachineError, RecordError
+from flatout.errors import MachineError
 from flatout.frameworks.contract import Settings
 from flatout.machine.energy_counters import RUN_EVERY_S, EnergyMeter
 from flatout.records.facts import Facts
@@ -217,8 +217,6 @@ class _Listener:
             for record in self._follower.new():
                 if all_records or isinstance(record, Failure):
                     self._note(record)
-        except RecordError:  # a torn line costs what stood in it
-            return
         except Exception:  # noqa: BLE001  what breaks here costs the summary: if we ended, the run would end with us
             self._follower = self._watch = None
 
