@@ -418,7 +418,6 @@ def _result(command: Any) -> Result:
             framework="pytorch",
             framework_version="2.13.0+cpu",
             pid=1,
-            num_threads=2,
         ),
         machine=_MACHINE,
         facts=Facts(device="cpu", models=(), optimizers=(), loaders=(), num_threads=2),
