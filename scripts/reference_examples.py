@@ -369,9 +369,9 @@ def plan_page() -> str:
             "# The plan file",
             prose(
                 f"`flatout tune` writes `{PLAN_FILE}` into the working folder, or the file named by `--plan`. It "
-                "is TOML, one table per script, so that several scripts share a folder; comments of yours and other "
-                "scripts' plans stay when a plan is written anew. It is plain data: nothing in it is evaluated or "
-                "imported. It is safe to commit if the name of the machine and the script's "
+                "is TOML, one table per script, so that several scripts share a folder; comments of yours on lines "
+                "of their own and other scripts' plans stay when a plan is written anew. It is plain data: nothing in "
+                "it is evaluated or imported. It is safe to commit if the name of the machine and the script's "
                 "arguments are. Delete a table to forget a plan."
             ),
             "An example as the code writes it, with invented numbers:",
