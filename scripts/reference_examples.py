@@ -101,7 +101,6 @@ RUN: list[Row] = [
     ("ratio", "number or null", "plain over plan, from this run's own windows; null where it was not checked"),
     ("ratio_low", "number or null", "lower end of its 95 % interval"),
     ("ratio_high", "number or null", "upper end of its 95 % interval"),
-    ("left_out_next", "list of strings", "levers that the next runs under this plan leave out, because memory ran out"),
     ("joules", "number or null", "energy of the machine during the run; null where no counter can tell"),
     (
         "exchanges",
@@ -363,9 +362,9 @@ def plan_page() -> str:
             "# The plan file",
             prose(
                 f"`flatout tune` writes `{PLAN_FILE}` into the working folder, or the file named by `--plan`. It "
-                "is TOML, one table per script, so that several scripts share a folder; comments of yours and other "
-                "scripts' plans stay when a plan is written anew. It is plain data: nothing in it is evaluated or "
-                "imported. It is safe to commit if the name of the machine and the script's "
+                "is TOML, one table per script, so that several scripts share a folder; comments of yours on lines "
+                "of their own and other scripts' plans stay when a plan is written anew. It is plain data: nothing in "
+                "it is evaluated or imported. It is safe to commit if the name of the machine and the script's "
                 "arguments are. Delete a table to forget a plan."
             ),
             "An example as the code writes it, with invented numbers:",
@@ -412,7 +411,6 @@ def _result(command: Any) -> Result:
             framework="pytorch",
             framework_version="2.13.0+cpu",
             pid=1,
-            num_threads=2,
         ),
         machine=_MACHINE,
         facts=Facts(device="cpu", models=(), optimizers=(), loaders=(), num_threads=2),

@@ -18,9 +18,6 @@ class FakePipe:
         self.closed = False
         self.num_waits = 0
 
-    def open(self):
-        return
-
     def read(self, *, wait):
         if wait:
             self.num_waits += 1

@@ -24,7 +24,6 @@ HEADER = Header(
     framework="pytorch",
     framework_version="2.13.0",
     pid=7,
-    num_threads=2,
 )
 MACHINE = Machine(
     hostname="here",

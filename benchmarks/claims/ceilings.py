@@ -179,8 +179,8 @@ def one_round(machine: Machine, given: Given, lots: random.Random) -> list[dict[
     """Every ceiling by flatout and by each tool, window by window."""
     quiet(60)
     with contextlib.ExitStack() as stack:
-        child = stack.enter_context(calibrate.measuring_process(machine, kind().package, PYTHON, "cpu"))
-        ours = calibrate.Measuring(child, machine, deadline_s=time.monotonic() + ROUND_S, limit_s=ROUND_S)
+        child = stack.enter_context(calibrate.measuring_process(machine, kind().package, "cpu", limit_s=ROUND_S))
+        ours = calibrate.Measuring(child, machine)
         assert ours.begin() and ours.ask("choose")
         tools = tools_of(ours, given, stack)
         jobs: list[Callable[[], object]] = [lambda: ours.ask("round"), *(tool.turn for tool in tools)]
@@ -188,7 +188,7 @@ def one_round(machine: Machine, given: Given, lots: random.Random) -> list[dict[
             for job in lots.sample(jobs, len(jobs)):
                 time.sleep(BETWEEN_S)
                 job()
-    ceilings = {ceiling.name: ceiling for ceiling in calibrate.summarize(ours.rounds, ours.probes)}
+    ceilings = {ceiling.name: ceiling for ceiling in ours.found()}
     return [
         {
             "ceiling": tool.ceiling,

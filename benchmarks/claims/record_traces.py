@@ -14,7 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from flatout.records.trace_file import read
+from flatout.records.trace import Window
+from flatout.records.trace_file import Reader
 from measuring import FLATOUT, ROOT, SHARED, timed
 
 MOST_STEPS = 6000
@@ -35,8 +36,8 @@ def main(condition: str) -> None:
             if run.exit_code != 0 or not found:
                 print(f"{name}: exit {run.exit_code}: {run.output[-300:]}")
                 continue
-            trace = read(found[0])
-        steps = [s - o for w in trace.windows for s, o in zip(w.step_s, w.outside_s, strict=True)][10:MOST_STEPS]
+            windows = [record for record in Reader(found[0]) if isinstance(record, Window)]
+        steps = [s - o for w in windows for s, o in zip(w.step_s, w.outside_s, strict=True)][10:MOST_STEPS]
         value = {
             "script": name, "condition": condition, "foreign_fraction": run.foreign_fraction,
             "step_s": [round(s, 6) for s in steps],

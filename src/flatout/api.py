@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.errors import FlatoutError, UsageError
 from flatout.frameworks import kind
+from flatout.frameworks.contract import Settings
 from flatout.machine.read import read_machine
 from flatout.records import plan_file
 from flatout.records.plan import PLAN_FILE, Lever, allows, label
@@ -218,7 +219,7 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
         FlatoutError: Before the start; the script's own failure is in the outcome.
     """
     registry = levers()
-    _check(request)
+    check_command(request.launcher) if request.script is None else check(request.script)
     here = _here(request, registry)
     if request.ranks is not None and request.ranks.num_ranks != 1:
         choice.check_alone(
@@ -269,17 +270,15 @@ def _foreground(request: RunRequest, chosen: Engagement, here: Here, run_folder:
         registry=here.registry,
         toggle=not request.fixed,
         cores_quota=here.machine().cores_quota if chosen.levers else None,
-        cache_folder=_compiled(chosen, request.plan or Path(PLAN_FILE)),
-        store_memory_bytes=request.store_memory_bytes,
-        admits_random=request.levers is not None or allows(widest, "statistical"),
+        settings=Settings(
+            cache_folder=_compiled(chosen, request.plan or Path(PLAN_FILE)),
+            store_memory_bytes=request.store_memory_bytes,
+            admits_random=request.levers is not None or allows(widest, "statistical"),
+        ),
         launcher=bool(request.launcher),
         ranks=request.ranks,
         script_folder=script.folder if script else None,
     )
-
-
-def _check(request: RunRequest) -> None:
-    check_command(request.launcher) if request.script is None else check(request.script)
 
 
 def _chosen(request: RunRequest, here: Here, say: Callable[[str], None]) -> tuple[Engagement, Learner | None]:

@@ -71,12 +71,10 @@ def test_a_disk_that_fills_up_in_a_measurement_is_an_error_that_says_so(folder):
 @pytest.mark.smoke
 def test_a_record_that_meets_a_full_disk_half_way_in_a_line_is_read_up_to_there(tmp_path, monkeypatch):
     from flatout.records.trace import Remark
-    from flatout.records.trace_file import Follower, Writer
+    from flatout.records.trace_file import Follower, append
 
     path = tmp_path / "trace.jsonl"
-    writer = Writer(path)
-    writer.write(Remark(text="whole"))
-    writer.close()
+    append(Remark(text="whole"), path)
     with open(path, "ab") as file:
         file.write(b'{"kind": "remark", "te')  # as far as it went
     assert [record.text for record in Follower(path).new()] == ["whole"]
@@ -224,7 +222,6 @@ FORBIDDEN = (
 
 @pytest.mark.smoke
 def test_where_affinity_may_not_be_read_nothing_is_known_of_it(monkeypatch):
-    from flatout.child import conductor
     from flatout.machine import foreign_cpu, read
 
     def refuse(*_):
@@ -232,7 +229,7 @@ def test_where_affinity_may_not_be_read_nothing_is_known_of_it(monkeypatch):
 
     monkeypatch.setattr(os, "sched_getaffinity", refuse)  # PyTorch itself ends where its optimizers are compiled
     assert read.allowed_cpus() == frozenset(range(os.cpu_count()))
-    assert foreign_cpu.take() is None and conductor._affinity() is None
+    assert foreign_cpu.take() is None
 
 
 def test_where_affinity_may_not_be_set_a_run_goes_on_under_its_levers(folder):

@@ -76,7 +76,6 @@ def header(script="lenet.py", **changes):
         framework="pytorch",
         framework_version="2.13.0+cpu",
         pid=4711,
-        num_threads=2,
     )
     return Header(**{**fields, **changes})
 

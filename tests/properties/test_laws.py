@@ -140,9 +140,9 @@ def test_a_trace_cut_anywhere_is_read_up_to_there_and_says_whether_it_is_torn(or
     end = first + round(cut * (len(whole) - first))
     path = tmp_path / "trace.jsonl"
     path.write_bytes(whole[:end])
-    found = trace_file.read(path)
-    assert [found.header, *found.records] == records[: whole[:end].count(b"\n")]
-    assert found.torn == (not whole[:end].endswith(b"\n"))
+    reader = trace_file.Reader(path)
+    assert [*reader] == records[: whole[:end].count(b"\n")]
+    assert reader.torn == (not whole[:end].endswith(b"\n"))
 
 
 # -- statistics -----------------------------------------------------------------------------------------------------

@@ -8,19 +8,19 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import handmade
 from flatout.errors import MachineError
 from flatout.frameworks import kind
 from flatout.machine import calibrate, foreign_cpu
-from flatout.machine.calibrate import MIN_ROUNDS, NUM_ROUNDS, Measuring, Round, choose_rounds, is_trusted
+from flatout.machine.calibrate import NUM_ROUNDS, Measuring
 from flatout.machine.read import read_machine
-from flatout.records.ceilings import Ceilings, load, save
+from flatout.records import files
+from flatout.records.ceilings import Ceilings
 
 TORCH = kind().package
 MACHINE = dataclasses.replace(handmade.MACHINE, num_physical_cores=2, last_level_cache_bytes=2**30)
@@ -48,7 +48,7 @@ def measured(**changes):
 def cache(tmp_path, monkeypatch):
     """An empty cache, and a `measure` that counts its calls instead of measuring."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(calibrate, "version_of", lambda package, python: "2.13.0+cpu")
+    monkeypatch.setattr(calibrate, "version_of", lambda package: "2.13.0+cpu")
     calls = []
 
     def measure(machine, package, **options):
@@ -64,6 +64,10 @@ def the_file(tmp_path):
     return found
 
 
+def kept(tmp_path):
+    return files.read(Ceilings, the_file(tmp_path), missing="", hint="")
+
+
 def test_a_second_call_reads_what_the_first_measured(cache):
     assert calibrate.ceilings(TORCH) == calibrate.ceilings(TORCH)
     assert len(cache) == 1
@@ -72,21 +76,21 @@ def test_a_second_call_reads_what_the_first_measured(cache):
 def test_refresh_measures_again_and_replaces_the_file(cache, tmp_path):
     calibrate.ceilings(TORCH)
     assert calibrate.ceilings(TORCH, refresh=True).measuring_s == 2.0
-    assert load(the_file(tmp_path)).measuring_s == 2.0
+    assert kept(tmp_path).measuring_s == 2.0
 
 
-@pytest.mark.parametrize("text", ["", '{"format": 1, "mach', '{"format": 99}', "\x00"])
-def test_a_torn_or_newer_file_is_measured_again(cache, tmp_path, text):
+@pytest.mark.parametrize("text", ["", '{"format": 1, "mach', '{"format": 1}', "\x00"])
+def test_a_torn_file_is_measured_again(cache, tmp_path, text):
     calibrate.ceilings(TORCH)
     the_file(tmp_path).write_text(text)
     assert calibrate.ceilings(TORCH).measuring_s == 2.0
-    assert load(the_file(tmp_path)).measuring_s == 2.0
+    assert kept(tmp_path).measuring_s == 2.0
 
 
 def test_another_device_or_version_has_a_file_of_its_own(cache, monkeypatch):
     calibrate.ceilings(TORCH)
     calibrate.ceilings(TORCH, device="cpu")
-    monkeypatch.setattr(calibrate, "version_of", lambda package, python: "2.14.0")
+    monkeypatch.setattr(calibrate, "version_of", lambda package: "2.14.0")
     calibrate.ceilings(TORCH)
     assert len(cache) == 3
 
@@ -113,18 +117,14 @@ def test_the_cache_is_under_home_by_default_and_its_name_holds_no_separators(tmp
     assert path.name == f"ceilings-{MACHINE.machine_key()}-pytorch-2.13.0+cu126_odd-2-cuda_0-{calibrate.REVISION}.json"
 
 
-def test_remarks_shorten_the_trust_in_a_cached_measurement():
-    now = time.time()
-    assert is_trusted(measured(measured_unix_s=now - 24 * 3600), now)
-    assert not is_trusted(measured(measured_unix_s=now - 60 * 24 * 3600), now)
-    assert is_trusted(measured(measured_unix_s=now - 60, remarks=("disturbed",)), now)
-    assert not is_trusted(measured(measured_unix_s=now - 3600, remarks=("disturbed",)), now)
-
-
-def test_the_cache_of_a_disturbed_measurement_is_replaced_by_the_next_one(cache, tmp_path):
+@pytest.mark.parametrize(
+    ("age_s", "remarks", "trusted"),
+    [(24 * 3600, (), True), (60 * 24 * 3600, (), False), (60, ("disturbed",), True), (3600, ("disturbed",), False)],
+)
+def test_remarks_shorten_the_trust_in_a_cached_measurement(cache, tmp_path, age_s, remarks, trusted):
     calibrate.ceilings(TORCH)
-    save(measured(measured_unix_s=time.time() - 3600, remarks=("disturbed",)), the_file(tmp_path))
-    assert calibrate.ceilings(TORCH).measuring_s == 2.0
+    files.write(measured(measured_unix_s=time.time() - age_s, remarks=remarks), the_file(tmp_path))
+    assert (calibrate.ceilings(TORCH).measuring_s == 1.0) == trusted
 
 
 def test_a_disturbed_measurement_is_returned_and_replaces_no_undisturbed_one(cache, tmp_path, monkeypatch):
@@ -132,24 +132,14 @@ def test_a_disturbed_measurement_is_returned_and_replaces_no_undisturbed_one(cac
     disturbed = measured(remarks=("disturbed",))
     monkeypatch.setattr(calibrate, "measure", lambda machine, package, **options: disturbed)
     assert calibrate.ceilings(TORCH, refresh=True) == disturbed
-    assert load(the_file(tmp_path)).remarks == ()
+    assert kept(tmp_path).remarks == ()
 
 
 # -- no framework
 
 
-def test_an_interpreter_without_torch_is_told_how_to_get_it(tmp_path):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexit 1\n")
-    python.chmod(0o755)
-    for interpreter in (str(python), "/no/such/python"):
-        with pytest.raises(MachineError) as caught:
-            calibrate.ceilings(TORCH, python=interpreter)
-        assert "pip install torch" in caught.value.hint
-
-
 def test_this_interpreter_without_torch_is_told_too():
-    with pytest.raises(MachineError, match="not installed"):
+    with pytest.raises(MachineError, match="`pip install no_such_package_at_all`"):
         calibrate.ceilings(dataclasses.replace(TORCH, name="no_such_package_at_all"))
 
 
@@ -174,19 +164,17 @@ for request in sys.stdin:
 
 @pytest.fixture
 def converse(tmp_path, monkeypatch):
-    """Runs one conversation; `fractions` are what others use in one request after the other, the last for ever."""
-    monkeypatch.setattr(calibrate, "PAUSE_S", 0.0)
+    """Runs one conversation; `fraction` is what others use meanwhile."""
 
-    def run(body="pass", *, fractions=(0.0,), limit_s=20.0):
+    def run(body="pass", *, fraction=0.0, limit_s=20.0):
         script = tmp_path / "fake.py"
         script.write_text(FAKE.replace("BODY", body))
-        left = list(fractions)
-        monkeypatch.setattr(foreign_cpu, "fraction", lambda *a, **k: left.pop(0) if len(left) > 1 else left[0])
+        monkeypatch.setattr(foreign_cpu, "fraction", lambda *a, **k: fraction)
         with (
             open(tmp_path / "errors", "w") as errors,
-            calibrate._child([sys.executable, str(script)], [], errors) as child,
+            calibrate._child([sys.executable, str(script)], [], errors, limit_s) as child,
         ):
-            found = Measuring(child, MACHINE, deadline_s=time.monotonic() + limit_s, limit_s=limit_s)
+            found = Measuring(child, MACHINE)
             found.converse()
         assert child.process.poll() is not None, "the process is gone"
         return found
@@ -194,48 +182,26 @@ def converse(tmp_path, monkeypatch):
     return run
 
 
-def test_on_a_quiet_machine_sizes_are_chosen_once_and_enough_rounds_follow(converse):
-    found = converse()
-    assert len(found.rounds) == NUM_ROUNDS + 1
-    assert found.probes["memory_copy"]["source"] == "choice 1"
+@pytest.mark.parametrize(
+    ("fraction", "remarks"),
+    [(0.34, ["other processes used 34 % of the CPU while measuring"]), (0.1, []), (None, [])],
+)
+def test_sizes_are_chosen_once_and_rounds_follow_however_busy_the_machine_is(converse, fraction, remarks):
+    found = converse(fraction=fraction)
+    (copy,) = found.found()
+    assert (copy.num_samples, copy.source) == (NUM_ROUNDS + 1, "choice 1")
     assert found.start["framework_version"] == "1.0"
-
-
-def test_sizes_chosen_while_others_were_busy_are_chosen_again_and_their_samples_dropped(converse):
-    found = converse(fractions=(0.5, 0.4, 0.0))
-    assert found.probes["memory_copy"]["source"] == "choice 3"
-    assert all(value == 3.0 for part in found.rounds for _, value in part.samples)
-
-
-def test_disturbed_rounds_are_repeated_until_enough_were_quiet(converse):
-    found = converse(fractions=(0.0, 0.5, 0.0, 0.9, 0.0))
-    assert [part.is_quiet() for part in found.rounds].count(True) == NUM_ROUNDS + 1
-    assert len(found.rounds) == NUM_ROUNDS + 3
-
-
-def test_where_others_cannot_be_observed_every_round_counts(converse):
-    found = converse(fractions=(None,))
-    assert len(found.rounds) == NUM_ROUNDS + 1
-    assert calibrate.mean_foreign_fraction(found.rounds) is None
+    assert [remark.partition(":")[0] for remark in found.remarks(20.0)] == remarks
 
 
 def test_at_the_limit_the_process_is_killed_and_what_it_has_found_counts(converse):
     found = converse("if request.strip() == 'round': time.sleep(60)", limit_s=2.0)
-    assert [part.complete for part in found.rounds] == [True, False]
-    rounds, remarks = choose_rounds(found.rounds, limit_s=2.0)
-    assert [c.num_samples for c in calibrate.summarize(rounds, found.probes)] == [2]
-    assert remarks == (f"stopped at the limit of 2 s with 2 of {NUM_ROUNDS + 1} rounds",)
+    assert [c.num_samples for c in found.found()] == [2]
+    assert found.remarks(2.0) == (f"stopped at the limit of 2 s with 1 of {NUM_ROUNDS + 1} rounds",)
 
 
 def test_a_process_that_dies_in_a_round_leaves_what_it_has_found(converse):
-    found = converse("if request.strip() == 'round': sys.exit(1)")
-    assert sum(len(part.samples) for part in found.rounds) == 2
-
-
-def test_a_process_that_dies_at_once_leaves_nothing(converse):
-    found = converse("output.close(); import os; os._exit(1)")
-    assert len(found.rounds) == 1
-    assert found.rounds[0].complete is False
+    assert [len(samples) for samples in converse("if request.strip() == 'round': sys.exit(1)").samples.values()] == [2]
 
 
 @pytest.mark.parametrize(
@@ -251,23 +217,28 @@ def test_a_process_that_dies_at_once_leaves_nothing(converse):
     ],
 )
 def test_a_process_that_leaves_nothing_is_a_machine_error_that_says_why(said, error, hint):
-    found = calibrate._nothing(TORCH, "python3", said, 3.0)
+    found = calibrate._nothing(TORCH, said, 3.0)
     assert error in found.error
     assert hint in found.hint
 
 
-def test_measure_says_what_the_process_said_last(tmp_path):
+def test_measure_says_what_the_process_said_last(tmp_path, monkeypatch):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'something broke' >&2\nexit 1\n")
     python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(MachineError) as caught:
-        calibrate.measure(MACHINE, TORCH, python=str(python), device="auto", limit_s=5.0)
+        calibrate.measure(MACHINE, TORCH, device="auto", limit_s=5.0)
     assert "something broke" in caught.value.cause
 
 
-def test_the_process_is_told_threads_and_a_buffer_beyond_the_caches():
+def test_the_process_is_told_threads_and_a_buffer_beyond_the_caches(monkeypatch):
+    told = []
+    monkeypatch.setattr(calibrate, "_child", lambda command, options, *_: told.append(options) or nullcontext())
+
     def options(**changes):
-        found = calibrate._options(dataclasses.replace(MACHINE, **changes), "auto")
+        with calibrate.measuring_process(dataclasses.replace(MACHINE, **changes), TORCH, "auto", limit_s=1.0):
+            found = told[-1]
         return dict(zip(found[0:6:2], found[1:6:2], strict=True))
 
     assert options(last_level_cache_bytes=2**28)["--buffer-bytes"] == str(2**29)
@@ -275,44 +246,6 @@ def test_the_process_is_told_threads_and_a_buffer_beyond_the_caches():
     assert options(memory_limit_bytes=2**30)["--buffer-bytes"] == str(2**26), "a sixteenth of what may be used"
     assert options()["--threads"] == "2"
     assert options(num_cores=16, num_physical_cores=8)["--threads"] == "16,8"
-
-
-# -- judging rounds
-
-ROUNDS = st.lists(
-    st.builds(
-        Round,
-        samples=st.just((("memory_copy", 1.0),)),
-        foreign_fraction=st.none() | st.floats(0, 1),
-        wall_s=st.floats(0.1, 10),
-    ),
-    min_size=1,
-    max_size=20,
-)
-
-
-@given(ROUNDS)
-def test_no_round_that_counts_is_busier_than_one_that_does_not(rounds):
-    chosen, remarks = choose_rounds(rounds, limit_s=20.0)
-    left_out = [part for part in rounds if not any(part is c for c in chosen)]
-    assert len(chosen) >= min(MIN_ROUNDS, len(rounds))
-    assert max(c.foreign_fraction or 0 for c in chosen) <= min([p.foreign_fraction or 0 for p in left_out], default=1)
-    assert bool(remarks) == (sum(part.is_quiet() for part in rounds) < MIN_ROUNDS)
-
-
-@given(ROUNDS)
-def test_the_mean_foreign_fraction_lies_between_the_rounds(rounds):
-    found = calibrate.mean_foreign_fraction(rounds)
-    seen = [part.foreign_fraction for part in rounds if part.foreign_fraction is not None]
-    assert (found is None) == (not seen)
-    if seen:
-        assert min(seen) - 1e-9 <= found <= max(seen) + 1e-9
-
-
-def test_a_busy_machine_is_said_in_words():
-    rounds = [Round(samples=(), foreign_fraction=0.34, wall_s=1.0)] * MIN_ROUNDS
-    _, (remark,) = choose_rounds(rounds, limit_s=20.0)
-    assert remark.startswith("other processes used 34 % of the CPU while measuring")
 
 
 # -- choosing sizes, with a stopwatch that does as it is told

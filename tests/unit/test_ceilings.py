@@ -1,11 +1,10 @@
-"""Records of a machine and its limits, and the roofline on them."""
+"""Records of a machine and its limits."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import threading
 
 import pytest
 from hypothesis import given
@@ -14,18 +13,12 @@ from hypothesis import strategies as st
 from flatout.errors import RecordError
 from flatout.records.as_json import from_json, to_json
 from flatout.records.ceilings import (
-    FORMAT,
     Accelerator,
     Ceiling,
     Ceilings,
     Machine,
-    attainable_flops_per_s,
     ceiling_of,
     differences,
-    load,
-    model_flops_utilization,
-    save,
-    utilization_fault,
 )
 
 POSITIVE = st.floats(min_value=1e-6, max_value=1e18)
@@ -175,6 +168,11 @@ def test_get_finds_by_name_and_peak_takes_the_faster_of_matmul_and_convolution()
     assert found.peak("bfloat16") is None
 
 
+def test_ceilings_survive_json():
+    found = ceilings(machine=machine(accelerators=(H200,)), foreign_cpu_fraction=0.1, remarks=("disturbed",))
+    assert from_json(Ceilings, json.loads(json.dumps(to_json(found)))) == found
+
+
 def test_age_is_never_negative():
     assert ceilings().age_s(1e9 + 60) == 60
     assert ceilings().age_s(1e9 - 60) == 0
@@ -184,108 +182,3 @@ def test_age_is_never_negative():
 
 
 WORDS = st.text(max_size=20)
-
-
-@given(
-    values=st.lists(
-        st.builds(
-            Ceiling,
-            name=WORDS,
-            value=POSITIVE,
-            unit=st.sampled_from(["FLOP/s", "B/s", "s"]),
-            spread_fraction=st.floats(0, 10),
-            num_samples=st.integers(1, 1000),
-            source=WORDS,
-        ),
-        max_size=4,
-    ),
-    foreign=st.none() | st.floats(0, 1),
-    remarks=st.lists(WORDS, max_size=2),
-    cores_quota=st.none() | st.floats(0.1, 512),
-)
-def test_ceilings_survive_json(values, foreign, remarks, cores_quota):
-    there = machine(accelerators=(H200,), cores_quota=cores_quota)
-    found = ceilings(machine=there, foreign_cpu_fraction=foreign, remarks=tuple(remarks), values=tuple(values))
-    assert from_json(Ceilings, json.loads(json.dumps(to_json(found)))) == found
-
-
-def test_ceilings_survive_their_file_and_leave_nothing_beside_it(tmp_path):
-    path = tmp_path / "made" / "ceilings.json"
-    save(ceilings(), path)
-    assert load(path) == ceilings()
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_concurrent_writers_leave_one_whole_file(tmp_path):
-    path = tmp_path / "ceilings.json"
-    writers = [threading.Thread(target=save, args=(ceilings(measuring_s=float(n)), path)) for n in range(8)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert load(path).measuring_s in range(8)
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("", "not JSON"),
-        ('{"format": 1, "machine"', "not JSON"),
-        ("[]", "edited by hand"),
-        ('{"format": 1}', "torn"),
-        (json.dumps({"format": FORMAT + 1}), f"format {FORMAT + 1}"),
-    ],
-)
-def test_a_torn_or_newer_file_is_a_record_error(tmp_path, text, part):
-    path = tmp_path / "ceilings.json"
-    path.write_text(text)
-    with pytest.raises(RecordError) as caught:
-        load(path)
-    assert part in str(caught.value)
-
-
-def test_a_missing_file_and_one_that_is_no_text_are_record_errors(tmp_path):
-    with pytest.raises(RecordError):
-        load(tmp_path / "missing.json")
-    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(RecordError):
-        load(tmp_path / "binary.json")
-
-
-# -- roofline
-
-
-@given(POSITIVE, POSITIVE, POSITIVE, POSITIVE)
-def test_the_roofline_never_falls_with_intensity_and_never_exceeds_the_peak(low, high, peak, bandwidth):
-    low, high = sorted((low, high))
-    roof = [attainable_flops_per_s(i, peak_flops_per_s=peak, bandwidth_bytes_per_s=bandwidth) for i in (low, high)]
-    assert roof[0] <= roof[1] <= peak
-
-
-@given(POSITIVE, POSITIVE)
-def test_the_roofline_is_continuous_at_its_ridge(peak, bandwidth):
-    ridge = peak / bandwidth
-    for intensity in (ridge * (1 - 1e-9), ridge, ridge * (1 + 1e-9)):
-        roof = attainable_flops_per_s(intensity, peak_flops_per_s=peak, bandwidth_bytes_per_s=bandwidth)
-        assert roof == pytest.approx(peak, rel=1e-8)
-
-
-@given(POSITIVE, st.floats(1e-6, 1e6), POSITIVE, st.floats(0.125, 8))
-def test_a_change_of_units_changes_no_utilization(flops, seconds, peak, factor):
-    before = model_flops_utilization(flops, seconds, peak_flops_per_s=peak)
-    after = model_flops_utilization(flops, seconds * factor, peak_flops_per_s=peak / factor)
-    assert after == pytest.approx(before)
-
-
-def test_a_utilization_above_one_is_kept_and_named_a_fault():
-    utilization = model_flops_utilization(300e9, 1.0, peak_flops_per_s=200e9)
-    assert utilization == 1.5
-    assert "150 % is impossible" in utilization_fault(utilization)
-    assert utilization_fault(1.0) is None
-
-
-@pytest.mark.parametrize(("seconds", "peak"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0)])
-def test_a_utilization_of_nothing_is_refused(seconds, peak):
-    with pytest.raises(ValueError, match="positive"):
-        model_flops_utilization(1.0, seconds, peak_flops_per_s=peak)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
 import pytest
 
@@ -39,22 +40,22 @@ def test_one_rank_has_nobody_to_exchange_with():
     assert told.value.hint == "e.g. `--ranks 2`"
 
 
-def python_that(folder, does):
+def use_python_that(does, folder, monkeypatch):
     python = folder / "python"
     python.write_text(f"#!/bin/sh\n{does}\n")
     python.chmod(0o755)
-    return str(python)
+    monkeypatch.setattr(sys, "executable", str(python))
 
 
-def test_what_ranks_say_when_they_fail_is_told(tmp_path):
-    python = python_that(tmp_path, "echo no torch here >&2\nexit 1")
+def test_what_ranks_say_when_they_fail_is_told(tmp_path, monkeypatch):
+    use_python_that("echo no torch here >&2\nexit 1", tmp_path, monkeypatch)
     with pytest.raises(MachineError) as told:
-        exchanging.exchange_ceilings(PROGRAM, 2, python=python)
+        exchanging.exchange_ceilings(PROGRAM, 2)
     assert told.value.cause == "no torch here"
 
 
-def test_ranks_that_say_nothing_are_ended(tmp_path):
-    python = python_that(tmp_path, "sleep 1000")
+def test_ranks_that_say_nothing_are_ended(tmp_path, monkeypatch):
+    use_python_that("sleep 1000", tmp_path, monkeypatch)
     with pytest.raises(MachineError) as told:
-        exchanging.exchange_ceilings(PROGRAM, 2, python=python, limit_s=0.5)
+        exchanging.exchange_ceilings(PROGRAM, 2, limit_s=0.5)
     assert told.value.cause == "nothing came within 0.5 s"

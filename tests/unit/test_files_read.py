@@ -10,7 +10,6 @@ import json, sys
 sys.path[:0] = ["src"]
 from flatout.child.files_read import FilesRead
 files = FilesRead((".",), without=("kept",))
-files.watch()
 import os, lib.model
 open("config.json").read(); os.close(os.open("data.bin", os.O_RDONLY)); open("kept/own").read()
 open("log.csv", "a").close(); open("log.csv").read()

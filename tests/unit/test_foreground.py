@@ -35,7 +35,7 @@ REGISTRY = registry(
 )  # fmt: skip
 HEADER = Header(
     format=1, flatout="", started_unix_s=0.0, script="", arguments=(), python="", framework="", framework_version="",
-    pid=1, num_threads=1,
+    pid=1,
 )  # fmt: skip
 
 
@@ -72,10 +72,8 @@ class Played:
         self.outcome = watch._outcome
 
     def says(self, *records):
-        writer = trace_file.Writer(self.trace)
         for record in records:
-            writer.write(record)
-        writer.close()
+            trace_file.append(record, self.trace)
         self.watch._listen()
 
     def order(self):
@@ -438,13 +436,12 @@ def test_whatever_breaks_in_listening_does_not_break_the_run(watched, monkeypatc
 def test_under_a_launcher_the_first_process_counts_the_steps_and_each_tells_of_failures(watched, tmp_path):
     child = watched(launcher=True)
     for rank in (0, 1):
-        writer = trace_file.Writer(tmp_path / f"trace-run.{rank}.77.jsonl")
-        writer.write(HEADER)
-        writer.write(window(-1, 0.1))
+        path = tmp_path / f"trace-run.{rank}.77.jsonl"
+        trace_file.append(HEADER, path)
+        trace_file.append(window(-1, 0.1), path)
         if rank:
-            writer.write(Failure(stage="engage", error="RuntimeError", message="on one rank"))
-        writer.write(End(num_steps=12, wall_s=1.0))
-        writer.close()
+            trace_file.append(Failure(stage="engage", error="RuntimeError", message="on one rank"), path)
+        trace_file.append(End(num_steps=12, wall_s=1.0), path)
     child.watch._gather()
     assert (child.outcome.num_processes, child.outcome.num_steps) == (2, 12)
     assert [failure.message for failure in child.outcome.failures] == ["on one rank"]

@@ -60,7 +60,7 @@ def test_an_earlier_page_of_any_kind_and_an_empty_file_are_written_over(capsys, 
     for former in SHOWN:
         flatout.main(["report", *former, "--html", "page.html"])
         flatout.main(["report", *shown, "--html", "page.html"])
-        assert output_file.PAGE.made(page.read_bytes()[: output_file.HEAD_BYTES])
+        assert output_file.PAGE.mark in page.read_bytes()[: output_file.HEAD_BYTES]
     assert capsys.readouterr().err == ""
 
 

@@ -25,13 +25,6 @@ def test_a_lever_that_keeps_the_contract_passes():
     verify(lever(parameter="num", settings=lambda self, facts, machine: ({"num": 1},)))
 
 
-def test_every_lever_there_is_keeps_the_contract():
-    from flatout.frameworks.pytorch.levers import registry
-
-    for each in registry().values():
-        verify(each)
-
-
 def tried(self, facts, machine):
     return ({},)
 
@@ -43,34 +36,27 @@ def tried(self, facts, machine):
         ({"class_": None}, "does not state its `class_`"),
         ({"shortens": None}, "does not state its `shortens`"),
         ({"check": None}, "does not state its `check`"),
-        ({"summary": " "}, "`summary` is ' ', not a text"),
-        ({"name": "two words"}, "`name` is 'two words', not an identifier"),
-        ({"name": "free_data"}, "`name` is 'free_data', not an identifier of its own"),
-        ({"name": "plain"}, "not an identifier of its own"),
-        ({"class_": "harmless"}, "`class_` is 'harmless', not one of exact, rounding"),
-        ({"toggles": "often"}, "`toggles` is 'often', not one of step, epoch, process"),
-        ({"check": "by eye"}, "`check` is 'by eye', not one of gradients"),
-        ({"shortens": ("forward", "thinking")}, "`shortens` is 'thinking', not one of data"),
-        ({"shortens": "forward"}, "`shortens` is not a tuple"),
-        ({"shortens": ()}, "`shortens` names no phase"),
-        ({"conflicts": "other"}, "`conflicts` is not a tuple"),
-        ({"conflicts": ("some",)}, "is in its own `conflicts`"),
-        ({"partners": "other"}, "`partners` is not a tuple"),
-        ({"partners": ("some",)}, "is among its own `partners`"),
-        ({"compiles": "yes"}, "`compiles` is 'yes', not one of True, False"),
-        ({"check": "none"}, "changes numbers (class rounding) but names no check"),
+        ({"name": "two words"}, "'two words', not an identifier of its own"),
+        ({"name": "free_data"}, "'free_data', not an identifier of its own"),
+        ({"parameter": "a b", "settings": tried}, "'a b', not an identifier of its own"),
+        ({"class_": "harmless"}, "'harmless' as its `class_`, not one of exact, rounding"),
+        ({"toggles": "often"}, "'often' as its `toggles`, not one of step, epoch, process"),
+        ({"check": "by eye"}, "'by eye' as its `check`, not one of gradients"),
+        ({"shortens": ("forward", "thinking")}, "which are not all phases"),
+        ({"shortens": ()}, "does not state its `shortens`"),
+        ({"conflicts": ("some",)}, "is among its own `conflicts`"),
+        ({"partners": ("some",)}, "is among its own `conflicts` or `partners`"),
+        ({"contains": ("other",)}, "`contains` what it can be combined with"),
+        ({"check": "none"}, "changes numbers but names no check"),
         ({"parameter": "num"}, "takes `num` but has no `settings`"),
         ({"choices": ("quick",)}, "has no `parameter` that could be a choice"),
         ({"optional": True}, "has no `parameter` that could be a choice or be left out"),
-        ({"optional": "yes"}, "`optional` is 'yes', not one of True, False"),
-        ({"parameter": "way", "choices": "quick", "settings": tried}, "`choices` is not a tuple of words"),
-        ({"parameter": "way", "choices": ("1",), "settings": tried}, "`choices` has '1', which cannot be typed"),
-        ({"parameter": "way", "choices": ("a b",), "settings": tried}, "`choices` has 'a b', which cannot be typed"),
-        ({"parameter": 3}, "`parameter` is 3, not an identifier"),
-        ({"engage": None, "release": None}, "can be toggled but has no `engage`"),
+        ({"parameter": "way", "choices": ("1",), "settings": tried}, "cannot all be typed"),
+        ({"parameter": "way", "choices": ("a b",), "settings": tried}, "cannot all be typed"),
+        ({"engage": None, "release": None}, "has no `engage`"),
         ({"release": None}, "has `engage` but no `release`"),
         ({"evidence": None}, "shows no `evidence`"),
-        ({"toggles": "process", "engage": None, "release": None}, "needs a new process but has no `environment`"),
+        ({"toggles": "process", "engage": None, "release": None}, "no `environment` for a new process"),
     ],
 )
 def test_each_violation_of_the_contract_is_named_at_registration(changes, complaint):

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
-from flatout.records import plan_file
+from flatout.records import output_file, plan_file
 from flatout.records.ceilings import Accelerator
-from flatout.records.plan_file import check_place, key_of, misfits, read, scripts, seen_from, unknown_levers, write
+from flatout.records.plan_file import check_place, key_of, misfits, read, scripts, seen_from, write
 from handmade import MACHINE, plan
 
 ODD_NAMES = [
@@ -61,14 +61,6 @@ def test_a_plan_survives_its_file_whatever_its_script_is_called(path, name):
     write(plan(name), path)
     assert read(path, name) == plan(name)
     assert scripts(path) == (name,)
-
-
-def test_all_odd_names_fit_into_one_file(path):
-    for number, name in enumerate(ODD_NAMES):
-        write(plan(name, ratio=1.0 + number), path)
-    assert scripts(path) == tuple(ODD_NAMES)
-    for number, name in enumerate(ODD_NAMES):
-        assert read(path, name).ratio == 1.0 + number
 
 
 def test_arguments_and_agreements_of_any_text_survive(path):
@@ -147,10 +139,10 @@ COMMENTED = """\
 format = 1  # the version
 
 # team: ask Ada before you change anything here
-[plan."a.py"] # the small one
+[plan."a.py"]
 # bf16 threads=1: 1.50x [1.45, 1.55]
 # found on a quiet evening
-ratio = 1.5 # nice
+ratio = 1.5
 
 # about b, which follows
 [plan."b.py"]
@@ -172,14 +164,12 @@ def test_every_comment_of_the_users_stays_whichever_plan_is_written(path, name):
         "# ours to keep",
         "# the version",
         "# team: ask Ada before you change anything here",
-        "# the small one",
         "# found on a quiet evening",
-        "# nice",
         "# about b, which follows",
-        "# b's own",
         "# the end",
     ):
         assert text.count(comment) == 1, comment
+    assert ("# b's own" in text) == (name != "b.py")  # what stands behind a value goes with it
     assert tomllib.loads(text)["notes"] == {"text": "not a # comment"}
     assert read(path, name) == plan(name)
 
@@ -243,20 +233,9 @@ def test_a_way_back_out_of_a_linked_folder_is_followed_as_the_system_follows_it(
     assert key_of("link/../train.py", Path("flatout.toml")) == "../far/train.py"
 
 
-@pytest.mark.parametrize("content", ["format = 1\nx = " + "9" * 5000, "format = 1\nx = " + "[" * 3000 + "]" * 3000])
-def test_numbers_and_depths_that_cannot_be_read_are_a_torn_file(path, content):
-    path.write_text(content)
-    assert "is torn" in refusal(read, path, "train.py").error
-    assert "is torn" in refusal(write, plan(), path).error
-
-
-def test_a_plan_that_is_a_pipe_or_far_too_large_is_not_waited_for(path):
+def test_a_plan_that_is_a_pipe_is_not_waited_for(path):
     os.mkfifo(path)
     assert "not a file" in refusal(read, path, "train.py").cause
-    path.unlink()
-    with path.open("wb") as file:
-        file.truncate(1 << 30)
-    assert "16 MiB" in refusal(read, path, "train.py").cause
 
 
 def test_where_no_plan_can_be_written_is_known_before_one_is_made(path):
@@ -330,48 +309,33 @@ def test_a_plan_for_another_script_names_those_there_are(path):
     assert "`a.py`" in problem.cause and "`flatout tune` makes one" in problem.hint
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"format = 1\n[plan.",
-        b"# Plans made by flatout: what to change\n\xff\xfe",
-        b"# Plans made by flatout: what to change\n",
-        b"# Plans made by flatout: what to change\n[plan]\n",
-        b"# mine\n\n  # ours\nformat = 1\n[plan.",
-        b"format = 0\n",
-        b"format = 1\nplan = 3\n",
-        b"format = 1\nplan = ['train.py']\n",
-        b"format = 1\n[plan]\n'train.py' = 3\n",
-    ],
-)
-def test_a_torn_file_is_refused_for_reading_and_never_written_over(path, content):
-    path.write_bytes(content)
-    assert refusal(read, path, "train.py").error == f"`{path}` is torn"
-    if content != b"format = 1\n[plan]\n'train.py' = 3\n":  # there the plan of the script itself is what is torn
-        assert refusal(write, plan(), path).error == f"`{path}` is torn"
-        assert path.read_bytes() == content
+NO_FORMAT = "it states no `format` from 1 to 1, which every plan file begins with"
 
 
 @pytest.mark.parametrize(
     ("content", "cause"),
     [
         (b"import torch\n", "Expected '='"),
-        (b"[project]\nname = 'mine'\n", "it states no `format`, which every plan file begins with"),
-        (b'[plan."train.py"]\n', "it states no `format`, which every plan file begins with"),
-        (b"format = 'x'\n", "its `format` is `x`, that of a plan file is a whole number from 1 to 1"),
-        (b"format = true\n", "its `format` is `true`"),
-        (b"\xff\xfe", "can't decode"),
-        (b'{"format": 1}', "Invalid statement"),
-        (b"# mine\n", "it is empty, or holds nothing but comments"),
+        (b"[project]\nname = 'mine'\n", NO_FORMAT),
+        (b"# Plans made by flatout: what to change\n[plan]\n", NO_FORMAT),
+        (b"format = 'x'\n", NO_FORMAT),
+        (b"format = true\n", NO_FORMAT),
+        (b"format = 0\n", NO_FORMAT),
+        (b"format = 1\n[plan.", "does not read as TOML"),
+        (b"format = 1\nx = " + b"9" * 5000, "does not read as TOML"),
+        (b"format = 1\nx = " + b"[" * 3000 + b"]" * 3000, "does not read as TOML"),
+        (b"# Plans made by flatout: what to change\n\xff\xfe", "can't decode"),
+        (b"format = 1\nplan = 3\n", "`plan` is not a table"),
+        (b"format = 1\nplan = ['train.py']\n", "`plan` is not a table"),
     ],
 )
-def test_what_never_was_a_plan_is_not_called_torn_and_nobody_is_told_to_delete_it(path, content, cause):
+def test_what_is_no_plan_or_a_torn_one_is_refused_and_never_written_over(path, content, cause):
     path.write_bytes(content)
     for call in ((read, path, "train.py"), (scripts, path), (check_place, path)):
         problem = refusal(*call)
-        assert problem.error == f"`{path}` is no plan file" and cause in problem.cause
-        assert problem.hint.startswith("`--plan` names another")
-    assert refusal(write, plan(), path).error == f"`{path}` is no plan file"
+        assert problem.error == f"`{path}` is no plan file, or a torn one" and cause in problem.cause
+        assert "`--plan` names another" in problem.hint
+    assert "is no plan file" in refusal(write, plan(), path).error
     assert path.read_bytes() == content
 
 
@@ -383,7 +347,7 @@ def test_nobody_is_told_to_delete_a_torn_plan(path):
 
 def test_an_empty_file_is_no_plan_to_read_and_a_place_to_write_one(path):
     path.touch(mode=0o640)
-    assert refusal(read, path, "train.py").cause == "it is empty, or holds nothing but comments"
+    assert refusal(read, path, "train.py").cause == NO_FORMAT
     check_place(path)
     write(plan(), path)
     assert read(path, "train.py") == plan() and stat.S_IMODE(path.stat().st_mode) == 0o640
@@ -391,6 +355,7 @@ def test_an_empty_file_is_no_plan_to_read_and_a_place_to_write_one(path):
 
 def test_a_plan_that_is_torn_itself_is_mended_by_a_new_one(path):
     path.write_text("format = 1\n[plan]\n'train.py' = 3\n")
+    assert "is not a table" in refusal(read, path, "train.py").cause
     write(plan(), path)
     assert read(path, "train.py") == plan()
 
@@ -418,9 +383,9 @@ def test_a_newer_file_is_refused_for_reading_and_never_written_over(path):
         ("num_pairs = 10", "num_pairs = 1.5", "`num_pairs` is `1.5`, not int"),
         ("num = 1", "num = 1979-05-27", "`levers.threads.num` is `1979-05-27`, not str or int or float or bool"),
         ('cpu = "AMD EPYC"', "cpu = 7", "`machine.cpu` is `7`, not str"),
-        ('class_ = "precision"', 'class_ = "harmless"', "is torn"),
-        ("ratio = 1.5", "ratio = nan", "is torn"),
-        ("ratio = 1.5", "ratio = -7.0", "is torn"),
+        ('class_ = "precision"', 'class_ = "harmless"', "is no plan file"),
+        ("ratio = 1.5", "ratio = nan", "is no plan file"),
+        ("ratio = 1.5", "ratio = -7.0", "is no plan file"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_place(path, line, other, complaint):
@@ -429,11 +394,6 @@ def test_a_wrong_value_is_named_with_its_place(path, line, other, complaint):
     assert text.count(line + "\n") == 1
     path.write_text(text.replace(line + "\n", other + "\n"))
     assert complaint in refusal(read, path, "train.py").error
-
-
-def test_levers_that_this_version_does_not_have_are_found():
-    assert unknown_levers(plan(), {"bf16"}) == ("threads",)
-    assert unknown_levers(plan(), {"bf16", "threads", "more"}) == ()
 
 
 def test_a_plan_is_data_and_nothing_in_it_is_evaluated(path, tmp_path):
@@ -458,16 +418,6 @@ def test_an_unwritable_folder_is_a_machine_error_in_three_parts(path):
         path.parent.chmod(0o700)
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_a_folder_that_refuses_is_a_machine_error_that_leaves_nothing_behind(path, monkeypatch, number):
-    def refuse(self, text, **options):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(Path, "write_text", refuse)
-    assert refusal(write, plan(), path, kind=MachineError).cause == os.strerror(number)
-    assert os.listdir(path.parent) == []
-
-
 def test_a_folder_that_is_not_there_is_a_machine_error_in_three_parts(tmp_path):
     problem = refusal(write, plan(), tmp_path / "nowhere" / "flatout.toml", kind=MachineError)
     assert "No such file" in problem.cause
@@ -478,19 +428,22 @@ def test_a_plan_that_is_a_folder_is_refused_in_three_parts(tmp_path):
     refusal(read, tmp_path, "train.py")
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_leaves_the_former_file_and_no_draft(path, monkeypatch, number):
-    write(plan("a.py"), path)
-    before = path.read_bytes()
-
-    def full(self, text, **options):
-        with open(self, "w") as file:
-            file.write(text[:10])
+def refuse_with(monkeypatch, number):
+    def refuse(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(Path, "write_text", full)
-    problem = refusal(write, plan("b.py"), path, kind=MachineError)
-    assert "full" in problem.cause and "space" in problem.hint
+    monkeypatch.setattr(output_file.os, "replace", refuse)
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [(errno.EACCES, "Permission"), (errno.EROFS, "Read-only"), (errno.ENOSPC, "full"), (errno.EDQUOT, "full")],
+)
+def test_a_folder_that_refuses_leaves_the_former_file_and_no_draft(path, monkeypatch, number, cause):
+    write(plan("a.py"), path)
+    before = path.read_bytes()
+    refuse_with(monkeypatch, number)
+    assert cause in refusal(write, plan("b.py"), path, kind=MachineError).cause
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == ["flatout.toml"]
 

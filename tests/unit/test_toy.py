@@ -6,7 +6,7 @@ import pytest
 
 import toy
 from conducting import Ended, FakePipe, in_this_process, records
-from flatout.child.conductor import conductor_of
+from flatout.child.enter import conductor_of
 from flatout.child.orders import Order, SessionSpec
 from flatout.frameworks.contract import Framework
 from flatout.judge.anatomy import dissect

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import json
 import os
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,26 +24,22 @@ from flatout.child.open_window import OpenWindow
 from flatout.child.orders import Order, SessionSpec, decode
 from flatout.child.pipe import OrderPipe
 from flatout.child.problems import failure
-from flatout.frameworks import kind_of_module
-from flatout.frameworks.contract import Framework, NotReleased, Settings, Step
-from flatout.guest import lifeline
+from flatout.frameworks.contract import Framework, NotReleased, Step
 from flatout.guest.interruptions import raised_by_handler
 from flatout.guest.tracebacks import hide_ours
 from flatout.machine import foreign_cpu
-from flatout.records.as_json import from_json
-from flatout.records.ranks import RankPlace, refuse
+from flatout.records.ranks import RankPlace
 from flatout.records.trace import FORMAT, End, Failure, Header, Inputs, Ready, Remark, Toggle
-from flatout.records.trace_file import Writer
+from flatout.records.trace_file import append
 
 if TYPE_CHECKING:
     from flatout.child.files_read import FilesRead
-    from flatout.records.ranks import Terms
 
 SETTLING_STEPS = 3
 """Steps before anything is measured: allocators, caches and lazily made state."""
 
 MEASURED_SETTLING_STEPS = 3
-"""Steps whose mean gives the parent a first idea of the step time."""
+"""Steps after these whose mean gives the parent a first idea of the step time."""
 
 EFFECT_STEPS = 2
 """So many steps after a run's levers were engaged their effect is looked for first; a run may be over soon."""
@@ -57,58 +51,7 @@ MAX_PROBLEMS = 20
 """After so many failures of our own the script is left to itself."""
 
 
-def enter(session: str, module: str, rank: bytes | None = None) -> None:
-    """Called once a framework has been imported, as `module`: attach to it as the session says.
-
-    Args:
-        session: Path of `session.json`.
-        module: What was imported.
-        rank: What launched us; None where we are no rank.
-    """
-    spec = from_json(SessionSpec, json.loads(Path(session).read_text(encoding="utf-8")), where="session")
-    if spec.lives_with is not None:
-        lifeline.hold(spec.lives_with)
-    if spec.ranks is not None and rank is None:  # a process that a rank has started
-        return
-    framework = kind_of_module(module).make(
-        Settings(
-            cache_folder=spec.cache_folder,
-            capture_bytes=spec.capture_bytes,
-            store_memory_bytes=spec.store_memory_bytes,
-            admits_random=spec.admits_random,
-        )
-    )
-    if spec.seed_run is not None:
-        framework.vary_seeds(spec.seed_run)
-    if spec.keep_losses:
-        framework.keep_losses()
-    place = None if rank is None else RankPlace.of(rank.decode())
-    if place is not None and spec.ranks is not None:
-        _join(framework, place, spec.ranks)
-    conductor_of(spec, framework, place).begin()
-
-
-def conductor_of(spec: SessionSpec, framework: Framework, rank: RankPlace | None = None) -> Conductor:
-    """The conductor of a trial, or of a run."""
-    if spec.mode == "trial":
-        from flatout.child.trial import Trial
-
-        return Trial(spec, framework, rank)
-    from flatout.child.run import Run
-
-    return Run(spec, framework, rank)
-
-
-def _join(framework: Framework, place: RankPlace, terms: Terms) -> None:
-    """Become one of the ranks; a rank that cannot would train alone, and so ends here."""
-    try:
-        framework.join(place, terms)
-    except Exception as problem:  # noqa: BLE001
-        error, cause = "a rank could not join the others", f"{type(problem).__name__}: {problem}"
-        refuse(terms, place.rank, error, cause=cause, hint="`--hang-timeout` says how long ranks wait for each other")
-
-
-class Conductor(ABC):
+class Conductor:
     """Measures windows, engages levers and answers orders, at step boundaries only."""
 
     waits: ClassVar[bool]
@@ -137,8 +80,7 @@ class Conductor(ABC):
         self._skip = 0
         self._skips_since_s = 0.0
         self._settled_at: int | None = None
-        self._first_step_s: list[float] = []
-        self._first_end_s = self._last_end_s = self._former_end_s = 0.0
+        self._first_end_s = self._last_end_s = self._settling_since_s = 0.0
         self._started_s = time.perf_counter()
         self._num_problems = 0
         self._early: list[Failure] = []
@@ -147,15 +89,17 @@ class Conductor(ABC):
         self._sleeping = False
         self._unproven: set[str] = set()
         """Levers of a run that have shown no effect yet."""
-        self._files = _files_read(spec)
+        self._files: FilesRead | None = None
 
     # -- start ---------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Attach; the trace is claimed at the first step, so that a helper process claims none."""
         os.register_at_fork(after_in_child=self._forget_in_fork)
-        if self._files is not None:
-            self._files.watch()
+        if self.spec.list_read:
+            from flatout.child.files_read import FilesRead
+
+            self._files = FilesRead(self.spec.list_read, without=(str(Path(self.spec.trace).parent),))
         self.framework.prepare(self.spec.levers, endless=self.spec.endless, trial=self.waits, learns=self.spec.learns)
         self.framework.attach(self)
 
@@ -180,30 +124,28 @@ class Conductor(ABC):
         self._on_claimed()
         return True
 
-    def _on_claimed(self) -> None:  # noqa: B027  a trial has nothing to do
+    # What a trial and a run do in their own ways.
+
+    def _on_claimed(self) -> None:
         """This process is the one that is recorded."""
 
-    @abstractmethod
     def _on_settled(self) -> None:
         """The first steps are over, and facts are written."""
 
-    @abstractmethod
     def _on_answered(self) -> None:
         """An order has been carried out."""
 
-    @abstractmethod
+    def _on_boundary(self) -> None:
+        """All of a step's work is done."""
+
+    def _on_not_released(self) -> None:
+        """A lever could not be taken back."""
+
     def _on_full_disk(self, problem: OSError) -> None:
         """The trace cannot be written any more."""
 
-    @abstractmethod
     def _on_many_problems(self) -> None:
         """Too much of ours has failed."""
-
-    def _on_not_released(self) -> None:  # noqa: B027  a run goes on
-        """A lever could not be taken back."""
-
-    def _on_boundary(self) -> None:  # noqa: B027  a trial waits within it
-        """All of a step's work is done."""
 
     def _begin_record(self) -> None:
         trace = Path(self.spec.trace)
@@ -223,8 +165,6 @@ class Conductor(ABC):
                 pid=self._pid,
                 rank=self._rank,
                 world_size=self._world,
-                num_threads=self._num_threads(),
-                affinity=_affinity(),
                 start_s=time.perf_counter() - self.spec.flatout_started_s,
                 zero_monotonic_s=self._started_s,
             )
@@ -232,16 +172,6 @@ class Conductor(ABC):
         early, self._early = self._early, []
         for record in early:
             self._write(record)
-        self._pipe.open()
-
-    def _num_threads(self) -> int:
-        """0 where the facts cannot be told; that is said where they are due, behind the header."""
-        try:
-            return self.framework.facts().num_threads
-        except Exception as problem:
-            if raised_by_handler(problem):
-                raise
-            return 0
 
     def _watch_end(self) -> None:
         former = sys.excepthook
@@ -266,20 +196,21 @@ class Conductor(ABC):
         try:
             self._catch_up()
             self._close_window()
-            num_steps = self.num_steps + self.framework.num_missed_steps()
-            wall_s = time.perf_counter() - self._started_s
-            self._write(End(num_steps=num_steps, wall_s=wall_s, training_s=self._training_s()))
+            since_s = self.framework.training_since_s()  # the first step was perhaps one that was missed
+            self._write(
+                End(
+                    num_steps=self.num_steps + self.framework.num_missed_steps(),
+                    wall_s=time.perf_counter() - self._started_s,
+                    training_s=self._last_end_s
+                    - min(self._first_end_s, self._first_end_s if since_s is None else since_s),
+                )
+            )
             if self._files is not None:
                 self._write(Inputs(paths=self._files.found()))
             for text in self.framework.remarks():
                 self._write(Remark(text=text))
         except Exception:  # noqa: BLE001  the script has ended well, and nothing more is to be said
             return
-
-    def _training_s(self) -> float:
-        """From the end of the first step to the end of the last; the first was perhaps one that was missed."""
-        since_s = self.framework.training_since_s()
-        return self._last_end_s - min(self._first_end_s, self._first_end_s if since_s is None else since_s)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -374,7 +305,8 @@ class Conductor(ABC):
         elif self._settled_at is None:
             self._settle(step.ended_s)
         elif self._skip > 0:
-            self._skip = 0 if self._has_skipped_long(step.ended_s) else self._skip - 1
+            for_long = self._checking and step.ended_s - self._skips_since_s > MOST_SKIP_S  # each may compile anew
+            self._skip = 0 if for_long else self._skip - 1
             if self._skip == 0 and self._order is not None:
                 self._open_window(self._order)
         if self._unproven and self._settled_at is not None and self.num_steps == self._settled_at + EFFECT_STEPS:
@@ -382,28 +314,22 @@ class Conductor(ABC):
         if self._settled_at is not None:
             self._next()
 
-    def _has_skipped_long(self, now_s: float) -> bool:
-        """Whether the steps of the user's run that are not measured have taken long: each may compile anew."""
-        return self._checking and now_s - self._skips_since_s > MOST_SKIP_S
-
     def _settle(self, now_s: float) -> None:
-        if self.num_steps > SETTLING_STEPS:
-            self._first_step_s.append(now_s - self._former_end_s)
-        self._former_end_s = now_s
-        if not self.framework.settled() or len(self._first_step_s) < MEASURED_SETTLING_STEPS:
+        num_measured = self.num_steps - SETTLING_STEPS
+        if num_measured <= 0:
+            self._settling_since_s = now_s
+        if not self.framework.settled() or num_measured < MEASURED_SETTLING_STEPS:
             return
         self._settled_at = self.num_steps
         try:
-            self._write_facts(warm_up_step_s=sum(self._first_step_s) / len(self._first_step_s))
+            step_s = (now_s - self._settling_since_s) / num_measured
+            try:
+                self._write(dataclasses.replace(self.framework.facts(), warm_up_step_s=step_s))
+            except Exception as problem:  # noqa: BLE001  the rest is recorded, and a run's levers do not depend on it
+                self.on_failure("recorder", problem)
             self._on_settled()
         finally:  # whatever broke: a parent that waits must learn that we stand here
             self._write(Ready(order=-1, num_steps=self.num_steps))
-
-    def _write_facts(self, warm_up_step_s: float) -> None:
-        try:
-            self._write(dataclasses.replace(self.framework.facts(), warm_up_step_s=warm_up_step_s))
-        except Exception as problem:  # noqa: BLE001  the rest is recorded, and the levers of a run do not depend on it
-            self.on_failure("recorder", problem)
 
     # -- orders --------------------------------------------------------------------------------------------------
 
@@ -423,14 +349,28 @@ class Conductor(ABC):
         self._order = order
         self._checking = order.purpose == "check"
         self.framework.counterfactual("free_data", order.kind == "window" and "free_data" in order.levers)
-        begin = {
-            "window": self._begin_window,
-            "compare": self._begin_compare,
-            "scaling": self._begin_scaling,
-            "census": self._begin_census,
-            "release": self._begin_release,
-        }[order.kind]
-        begin(order)
+        if order.kind == "window":
+            self._begin_window(order)
+            return
+        self._toggle({}, order.purpose if order.kind == "release" and order.purpose else order.kind)
+        if order.kind == "release":
+            self._finish_order()
+        elif order.kind == "census":
+            self.framework.observe("off")
+            self.framework.begin_census()
+            self._window = OpenWindow(
+                order,
+                index=-1,
+                started_s=time.perf_counter(),
+                when_done=lambda: self._write_numbered(self.framework.end_census(), order.number),
+            )
+        else:
+            self.framework.begin_capture()
+            checks = tuple(order.purpose.split())
+            self._awaiting = lambda: self._write_numbered(
+                self.framework.compare(order.levers, checks) if order.kind == "compare" else self.framework.scale(),
+                order.number,
+            )
 
     def _finish_order(self) -> None:
         if self._order is not None:
@@ -448,51 +388,21 @@ class Conductor(ABC):
         if self._skip <= 0:
             self._open_window(order)
 
-    def _begin_compare(self, order: Order) -> None:
-        self._toggle({}, "compare")
-        self.framework.begin_capture()
-        checks = tuple(order.purpose.split())
-        self._awaiting = lambda: self._write_numbered(self.framework.compare(order.levers, checks), order.number)
-
-    def _begin_scaling(self, order: Order) -> None:
-        self._toggle({}, "scaling")
-        self.framework.begin_capture()
-        self._awaiting = lambda: self._write_numbered(self.framework.scale(), order.number)
-
-    def _begin_census(self, order: Order) -> None:
-        self._toggle({}, "census")
-        self.framework.observe("off")
-        self.framework.begin_census()
-        self._awaiting = None
-        self._window = OpenWindow(
-            order, index=-1, started_s=time.perf_counter(), when_done=lambda: self._end_census(order)
-        )
-
-    def _end_census(self, order: Order) -> None:
-        self._write_numbered(self.framework.end_census(), order.number)
-
-    def _begin_release(self, order: Order) -> None:
-        self._toggle({}, order.purpose or "release")
-        self._finish_order()
-
     def _toggle(self, levers: Any, reason: str, *, noted: bool = False) -> bool:
         """Engage exactly these; `noted`: it is written down also where nothing had to be changed."""
         try:
             toggle = self.framework.engage(levers)
         except Exception as problem:  # noqa: BLE001
             self.on_failure("release" if isinstance(problem, NotReleased) else "engage", problem)
-            self._release_all()
+            try:
+                self.framework.engage({})
+            except Exception as further:  # noqa: BLE001
+                self.on_failure("release", further)
+                self._give_up()
             return False
         if toggle.engaged or toggle.released or noted:
             self._write_numbered(toggle, self._order.number if self._order else -1, reason=reason, step=self.num_steps)
         return True
-
-    def _release_all(self) -> None:
-        try:
-            self.framework.engage({})
-        except Exception as problem:  # noqa: BLE001
-            self.on_failure("release", problem)
-            self._give_up()
 
     # -- windows -------------------------------------------------------------------------------------------------
 
@@ -562,34 +472,11 @@ class Conductor(ABC):
             self._early.append(record)  # before the first step; written when it is known that there is a trace
         if self._trace is None or self._sleeping:
             return
-        # Opened for each record, which are rare: a descriptor kept open could be closed by the script and become a
-        # file of its own, into which we would then write.
         try:
-            writer = Writer(self._trace)
-            try:
-                writer.write(record)
-            finally:
-                writer.close()
+            append(record, self._trace)
         except OSError as problem:  # a full disk must not stop training
             self._trace = None
             self._on_full_disk(problem)
-
-
-def _files_read(spec: SessionSpec) -> FilesRead | None:
-    """What lists the files that the script reads, where that is wanted."""
-    if not spec.list_read:
-        return None
-    from flatout.child.files_read import FilesRead
-
-    return FilesRead(spec.list_read, without=(str(Path(spec.trace).parent),))
-
-
-def _affinity() -> tuple[int, ...] | None:
-    """The logical processors of this process; None where there is no such thing, or none may be asked for."""
-    try:
-        return tuple(sorted(os.sched_getaffinity(0)))
-    except (OSError, AttributeError):
-        return None
 
 
 def _number(variable: str, otherwise: int) -> int:

@@ -29,10 +29,7 @@ class FilesRead:
         self._without = tuple(os.path.join(os.path.abspath(folder), "") for folder in (*without, *_installed()))
         self._read: dict[str, None] = {}
         self._written: set[str] = set()
-
-    def watch(self) -> None:
-        """Begin. It cannot be ended, as Python has it, so it has to be quick and never fail."""
-        sys.addaudithook(self._see)
+        sys.addaudithook(self._see)  # it cannot be ended, as Python has it, so it has to be quick and never fail
 
     def _see(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event != "open" or not isinstance(arguments[0], str) or not isinstance(arguments[2], int):

@@ -112,15 +112,12 @@ class Observation:
 
     def end(self) -> None:
         """Close what is open and leave nothing behind."""
-        try:
-            self._close()
-        except Exception as problem:  # noqa: BLE001  the program's own result is what matters
-            self.on_failure("recorder", problem)
-        try:
-            self._framework.detach()
-            self.num_steps += self._framework.num_missed_steps()
-        except Exception as problem:  # noqa: BLE001
-            self.on_failure("recorder", problem)
+        for part in (self._close, self._framework.detach):
+            try:
+                part()
+            except Exception as problem:  # noqa: BLE001  the program's own result is what matters
+                self.on_failure("recorder", problem)
+        self.num_steps += self._framework.num_missed_steps()
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from flatout.frameworks.contract import CAPTURE_BYTES
+from flatout.frameworks.contract import Settings
 from flatout.records.as_json import from_json, to_json
 from flatout.records.ranks import Terms
 from flatout.records.trace import Setting
@@ -72,11 +72,8 @@ class SessionSpec:
         endless: A training loader starts over instead of ending (`trial`).
         script: For the header.
         arguments: For the header.
-        capture_bytes: Most memory that keeping a step for `compare` may take.
+        settings: What its framework is told.
         writable: Folders to which a trial may write; other refused writes are listed.
-        cache_folder: Where compiled kernels are kept.
-        store_memory_bytes: Memory for kept items; None: what is free allows.
-        admits_random: Whether items may draw other random numbers than in the plain script.
         cores_quota: How many cores the control group grants, which is what others are weighed against; None: all.
         seed_run: Which random numbers the script draws: its own in run 0, others in each other run; None: untouched.
         keep_losses: Whether losses are recorded although nothing is engaged.
@@ -100,11 +97,8 @@ class SessionSpec:
     endless: bool = False
     script: str = ""
     arguments: tuple[str, ...] = ()
-    capture_bytes: int = CAPTURE_BYTES
+    settings: Settings = field(default_factory=Settings)
     writable: tuple[str, ...] = ()
-    cache_folder: str | None = None
-    store_memory_bytes: int | None = None
-    admits_random: bool = True
     cores_quota: float | None = None
     flatout_started_s: float = 0.0
     """On the clock of `time.perf_counter`, which the processes of a machine share, and which nobody sets."""

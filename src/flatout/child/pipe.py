@@ -10,45 +10,18 @@ import select
 import time
 
 LOOK_EVERY_S = 0.05
-"""How often a running child looks for an order; a look costs about a microsecond, the clock that paces it less."""
+"""How often a running child looks for an order; a look costs some microseconds, the clock that paces it less."""
 
 
 class OrderPipe:
-    """The child's end of the pipe."""
+    """The child's end of the pipe; it is opened for each look, for a script may close what it did not open."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
-        self._descriptor = -1
-        self._identity: tuple[int, int] | None = None
         self._rest = b""
         self._looked_s = 0.0
         self.closed = path is None
         """Whether nobody writes to it any more."""
-
-    def open(self) -> None:
-        """Open it; the parent holds its own end open, so this does not wait."""
-        if self._path is None:
-            return
-        try:
-            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            self._identity = self._present()
-        except OSError:
-            self.closed = True
-
-    def close(self) -> None:
-        """Read no more."""
-        self.closed = True
-        if self._descriptor >= 0 and self._present() == self._identity:
-            os.close(self._descriptor)
-        self._descriptor = -1
-
-    def _present(self) -> tuple[int, int] | None:
-        """What the descriptor stands for now: a script may close what it did not open, and get the number again."""
-        try:
-            status = os.fstat(self._descriptor)
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
 
     def read(self, *, wait: bool) -> str | None:
         """The next line; None where there is none yet (without waiting) or will be none (`closed`)."""
@@ -57,29 +30,28 @@ class OrderPipe:
             if now - self._looked_s < LOOK_EVERY_S:
                 return None
             self._looked_s = now
-        while True:
-            line, separator, rest = self._rest.partition(b"\n")
-            if separator:
-                self._rest = rest
-                return line.decode()
+        while b"\n" not in self._rest:
             if self.closed or not self._has_more(wait=wait):
                 return None
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode()
 
     def _has_more(self, *, wait: bool) -> bool:
-        """Whether something came; closes at the end."""
-        if self._descriptor < 0 or self._present() != self._identity:
-            self.close()
-            return False
-        poll = select.poll()
-        poll.register(self._descriptor, select.POLLIN)
-        if not poll.poll(None if wait else 0):
+        try:
+            descriptor = os.open(self._path or "", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            self.closed = True
             return False
         try:
-            chunk = os.read(self._descriptor, 65536)
-        except BlockingIOError:  # another process of the script took it: look again
-            return True
-        if not chunk:
-            self.close()
-            return False
-        self._rest += chunk
-        return True
+            chunk = os.read(descriptor, 65536)
+            self._rest += chunk
+            self.closed = not chunk
+        except BlockingIOError:  # the parent holds its own end open, and has nothing to say yet
+            if not wait:
+                return False
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll()
+        finally:
+            os.close(descriptor)
+        return not self.closed

@@ -36,7 +36,11 @@ class Run(Conductor):
     def __init__(self, spec: SessionSpec, framework: Framework, rank: RankPlace | None = None) -> None:
         super().__init__(spec, framework, rank)
         self._unproven = set(spec.levers)
-        self._sample = _sample(spec, framework, self._rank)
+        self._sample: SampleRun | None = None
+        if spec.stop_after is not None:
+            from flatout.child.sample_run import SampleRun
+
+            self._sample = SampleRun(spec, framework, self._rank)
 
     def _on_claimed(self) -> None:
         self._watch_end()
@@ -51,27 +55,24 @@ class Run(Conductor):
     def _on_answered(self) -> None:
         self._open_free_window()
 
-    def _on_full_disk(self, problem: OSError) -> None:
-        return  # training goes on, and nothing more is recorded
-
     def _on_many_problems(self) -> None:
         self._give_up()
 
     def _on_boundary(self) -> None:
-        if self._trace is None and self._settled_at is not None:
+        window = self._window
+        if self._settled_at is not None and self._trace is None:
             self._rest()
-        elif self._may_only_collect():
-            self._catch_up_s = self._last_end_s + CATCH_UP_EVERY_S
+        elif (
+            self._settled_at is not None
+            and self.num_steps >= self._settled_at + EFFECT_STEPS
+            and window is not None
+            and window.order.observe == "off"
+            and self._order is None
+        ):
+            self._catch_up_s = self._last_end_s + CATCH_UP_EVERY_S  # of the next steps only their ends are wanted
         if self._sample is not None and self._sample.is_over(self.on_failure):
             self._at_exit()
             leave(0)
-
-    def _may_only_collect(self) -> bool:
-        """Whether of the next steps nothing but their ends is wanted."""
-        window, settled_at = self._window, self._settled_at
-        if window is None or settled_at is None or self._order is not None or self._sleeping:
-            return False
-        return window.order.observe == "off" and self.num_steps >= settled_at + EFFECT_STEPS
 
     def _rest(self) -> None:
         """Nothing is recorded (any more): go on under the run's levers, without a look at steps."""
@@ -85,29 +86,20 @@ class Run(Conductor):
 
     def _open_free_window(self) -> None:
         """In a run: windows without an order, so that the trace shows the whole run at little cost."""
-        if self._window is None and self._trace is not None and self._order is None:
-            engaged = self.framework.engaged()
-            age_s = time.perf_counter() - self._started_s
-            limit_s = 1.0 if age_s < EARLY_S else 5.0
-            observe: Literal["phases", "ends", "off"] = "ends" if self._expects_orders() else "off"
-            if self.spec.takes_apart:
-                observe = "phases"
-            order = Order(
-                number=-1, kind="window", purpose="run", levers=engaged, limit_s=limit_s, observe=observe,
-                num_steps=STEPS_APART if self.spec.takes_apart else 2000,
-            )  # fmt: skip
-            self._open_window(order)
-
-    def _expects_orders(self) -> bool:
-        """Whether more than the time of steps is wanted of the run, or orders are to be expected at any moment."""
-        awaits_first = bool(self.spec.levers or self.spec.learns) and not self._num_windows
-        return self.spec.keep_losses or awaits_first
-
-
-def _sample(spec: SessionSpec, framework: Framework, rank: int) -> SampleRun | None:
-    """What ends a run that is only a sample of the script's."""
-    if spec.stop_after is None:
-        return None
-    from flatout.child.sample_run import SampleRun
-
-    return SampleRun(spec, framework, rank)
+        if self._window is not None or self._trace is None or self._order is not None:
+            return
+        spec = self.spec
+        awaits_first = bool(spec.levers or spec.learns) and not self._num_windows
+        observe: Literal["phases", "ends", "off"] = "ends" if spec.keep_losses or awaits_first else "off"
+        age_s = time.perf_counter() - self._started_s
+        self._open_window(
+            Order(
+                number=-1,
+                kind="window",
+                purpose="run",
+                levers=self.framework.engaged(),
+                limit_s=1.0 if age_s < EARLY_S else 5.0,
+                observe="phases" if spec.takes_apart else observe,
+                num_steps=STEPS_APART if spec.takes_apart else 2000,
+            )
+        )

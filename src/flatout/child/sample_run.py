@@ -46,34 +46,34 @@ class SampleRun:
 
     def is_over(self, on_failure: Callable[[str, BaseException], None]) -> bool:
         """Called after each step: keep what is to be kept; whether this was the last."""
-        spec = self._spec
+        spec, framework = self._spec, self._framework
         assert spec.stop_after is not None
         self._num_told += 1
-        over = self._num_told + self._framework.num_missed_steps() >= spec.stop_after
+        over = self._num_told + framework.num_missed_steps() >= spec.stop_after
         try:
             if spec.keep_environment and self._num_told == 1 and not self._rank:
                 _keep_environment(environment_file(spec.trace))
             if spec.keep_states or spec.nudge:
-                self._trained = self._trained or self._framework.trained()
-                self._compared(self._trained, over)
+                self._trained = self._trained or framework.trained()
+            if self._trained is not None and spec.keep_states:
+                self._keep_state(self._trained, over)
+            if self._trained is not None and spec.nudge and not over:
+                self._trained.nudge(self._num_told)
         except Exception as problem:  # noqa: BLE001  it is noted, and nothing can be compared
             on_failure("state", problem)
         if over:
             self._wait_for_first()
         return over
 
-    def _compared(self, trained: Trained, over: bool) -> None:
-        """After a step of a run that is compared with another one."""
-        spec = self._spec
-        if spec.keep_states and (found := trained.memory_of_step()) is not None:
+    def _keep_state(self, trained: Trained, over: bool) -> None:
+        """After the first step and the last, with the memory of each between them."""
+        if (found := trained.memory_of_step()) is not None:
             self._memory_bytes.append(found)
-        if self._num_told == 1 and spec.keep_states:
+        if self._num_told == 1:
             self._keep(trained, "first")
             trained.memory_of_step()  # what keeping took is no step's
-        if spec.nudge and not over:
-            trained.nudge(self._num_told)
-        if over and spec.keep_states:
-            memory_file(spec.trace, self._rank).write_text(json.dumps(self._memory_bytes), encoding="utf-8")
+        if over:
+            memory_file(self._spec.trace, self._rank).write_text(json.dumps(self._memory_bytes), encoding="utf-8")
             self._keep(trained, "last")
 
     def _keep(self, trained: Trained, moment: str) -> None:

@@ -47,12 +47,6 @@ class Trial(Conductor):
         if self.spec.writable:
             sys.addaudithook(audit)
 
-    def _on_settled(self) -> None:
-        return  # the first order comes
-
-    def _on_answered(self) -> None:
-        return  # the next one comes
-
     def _on_not_released(self) -> None:
         os._exit(1)  # nothing measured here from now on would mean anything
 

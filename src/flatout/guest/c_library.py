@@ -34,43 +34,8 @@ def environment_decides() -> str | None:
 
 
 def why_not_glibc() -> str | None:
-    """Why memory does not come from glibc here; None where it does."""
-    process = ctypes.CDLL(None)
-    if not hasattr(process, "gnu_get_libc_version"):
-        return "the C library is not glibc"
-    try:
-        own = ctypes.CDLL("libc.so.6").malloc
-    except OSError:
-        return "the C library is not glibc"
-    same = ctypes.cast(own, ctypes.c_void_p).value == ctypes.cast(process.malloc, ctypes.c_void_p).value
-    return None if same or _counts_blocks_of(process) else "another allocator is in place of glibc's"
-
-
-class _Allocated(ctypes.Structure):
-    """What glibc has handed out. Source: `mallinfo2` in `malloc.h` of glibc 2.33."""
-
-    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
-    _fields_ = [(name, ctypes.c_size_t) for name in _names]
-
-
-def _counts_blocks_of(process: Any) -> bool:
-    """Whether glibc counts a block that the process asks for as its own.
-
-    Addresses do not tell: in a program that is not position-independent (Debian's Python) `malloc` is an entry of its
-    own that leads to glibc's.
-    """
-    count = getattr(ctypes.CDLL("libc.so.6"), "mallinfo2", None)
-    if count is None:
-        return False
-    count.restype = _Allocated
-    process.malloc.restype, process.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    process.free.argtypes = [ctypes.c_void_p]
-    before = count()
-    block = process.malloc(PROBE_BYTES)
-    after = count()
-    process.free(block)
-    grown = (after.uordblks + after.hblkhd) - (before.uordblks + before.hblkhd)
-    return bool(block) and grown >= PROBE_BYTES // 2
+    """Why memory does not come from glibc here; None where it does. What is put in its place, the environment names."""
+    return None if hasattr(ctypes.CDLL(None), "gnu_get_libc_version") else "the C library is not glibc"
 
 
 def is_mapping_of_its_own(num_bytes: int) -> bool:

@@ -33,27 +33,23 @@ TELL_EVERY_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
-    """Where a rank stands.
-
-    Attributes:
-        num_begun: Exchanges begun.
-        num_ended: Exchanges ended.
-        since_s: When the last of them began or ended, on the clock of `time.perf_counter`, which processes share.
-        waited_s: Seconds spent in exchanges in which nothing is computed.
-        first_s: When the first exchange of training began; 0 before.
-        memory_bytes: The most memory that was seen at an exchange of training: of the device, or resident.
-        name: What the last one is called.
-        kinds: Of each kind of exchange the seconds in which nothing else was computed, as of a moment ago.
-    """
+    """Where a rank stands."""
 
     num_begun: int = 0
+    """Exchanges begun."""
     num_ended: int = 0
     since_s: float = 0.0
+    """When the last of them began or ended, on the clock of `time.perf_counter`, which processes share."""
     waited_s: float = 0.0
+    """Seconds spent in exchanges in which nothing is computed."""
     first_s: float = 0.0
+    """When the first exchange of training began; 0 before."""
     memory_bytes: int = 0
+    """The most memory that was seen at an exchange of training: of the device, or resident."""
     name: str = ""
+    """What the last one is called."""
     kinds: dict[str, float] = field(default_factory=dict)
+    """Of each kind of exchange the seconds in which nothing else was computed, as of a moment ago."""
 
     @property
     def waits(self) -> bool:

@@ -34,7 +34,6 @@ from flatout.judge.causes import (
     without,
 )
 from flatout.judge.stats import Comparison
-from flatout.records.ceilings import model_flops_utilization, utilization_fault
 
 SHARE = "its share of the step"
 EASED = "its share, and computing that is quicker without it"
@@ -326,10 +325,11 @@ def _errors(bounds: Sequence[Bound], found: Findings) -> dict[str, float]:
 
 
 def _utilization(found: Findings, flops: int | None) -> float | None:
+    """MFU. Source: Chowdhery et al., "PaLM", JMLR 24, 2023, appendix B."""
     ceiling = peak(found)
     if ceiling is None or flops is None or ceiling.value <= 0:
         return None
-    return model_flops_utilization(flops, found.anatomy.step_s, peak_flops_per_s=ceiling.value)
+    return flops / found.anatomy.step_s / ceiling.value
 
 
 # -- how it is said ---------------------------------------------------------------------------------------------------
@@ -441,8 +441,11 @@ def _evidence(binding: str, found: Findings) -> list[str]:
 def _notes(found: Findings, utilization: float | None) -> list[str]:
     """What the reader must know."""
     lines = []
-    if utilization is not None and (fault := utilization_fault(utilization)):
-        lines.append(fault)
+    if utilization is not None and utilization > 1:
+        lines.append(
+            f"a utilization of {_percent(utilization)} is impossible: the ceiling was measured too low, "
+            "or the work was overcounted: measure again on a quiet machine, `flatout machine --refresh`"
+        )
     rest = found.anatomy.share("unattributed")
     if rest is not None and rest < -COUNTED_TWICE:
         lines.append(f"the phases sum to {_percent(-rest)} more than the step: something was counted twice")

@@ -24,23 +24,20 @@ def cgroup_folders(cgroup: str, mountinfo: str, controller: str) -> tuple[PurePo
     >>> cgroup_folders("0::/a/b", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw", "cpu")[0]
     PurePosixPath('/sys/fs/cgroup/a/b')
     """
-    own: dict[str, str] = {}
-    for line in cgroup.splitlines():
-        _, controllers, path = line.split(":", 2)
-        own.update({name: path for name in controllers.split(",")})
+    own = {
+        name: path
+        for _, controllers, path in (line.split(":", 2) for line in cgroup.splitlines())
+        for name in controllers.split(",")
+    }
     for kind, key in (("cgroup", controller), ("cgroup2", "")):
-        for filesystem, options, mount_root, mount_point in _cgroup_mounts(mountinfo):
-            if filesystem == kind and key in own and (not key or key in options):
-                return _up_to(mount_point, mount_root, own[key])
+        for line in mountinfo.splitlines():
+            left, _, right = line.partition(" - ")
+            fields, filesystem = left.split(), right.split()
+            if len(fields) < 5 or filesystem[:1] != [kind] or key not in own:
+                continue
+            if not key or key in filesystem[-1].split(","):
+                return _up_to(fields[4], fields[3], own[key])
     return ()
-
-
-def _cgroup_mounts(mountinfo: str) -> Iterator[tuple[str, list[str], str, str]]:
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        fields, kind = left.split(), right.split()
-        if len(fields) > 4 and kind and kind[0] in ("cgroup", "cgroup2"):
-            yield kind[0], kind[-1].split(","), fields[3], fields[4]
 
 
 def _up_to(mount_point: str, mount_root: str, own_path: str) -> tuple[PurePosixPath, ...]:
@@ -73,12 +70,15 @@ def cores_quota(root: Path = Path("/")) -> float | None:
 
 def memory_limit_bytes(root: Path = Path("/")) -> int | None:
     """The tightest memory limit on this process; None without one (version 1 writes a huge number instead)."""
-    limits = []
+    return min((limit for limit, _ in _limited(root)), default=None)
+
+
+def _limited(root: Path) -> Iterator[tuple[int, Path]]:
+    """The control groups that limit our memory, each with its limit."""
     for folder in _own_cgroup_folders(root, "memory"):
         limit = (text_of(folder / "memory.max") or text_of(folder / "memory.limit_in_bytes")).strip()
         if limit.isdigit() and int(limit) < 2**60:
-            limits.append(int(limit))
-    return min(limits, default=None)
+            yield int(limit), folder
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int | None:
@@ -89,12 +89,11 @@ def free_memory_bytes(root: Path = Path("/")) -> int | None:
     """
     available = re.search(r"^MemAvailable:\s+(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
     free = [int(available[1]) * 1024] if available else []
-    for folder in _own_cgroup_folders(root, "memory"):
-        limit = (text_of(folder / "memory.max") or text_of(folder / "memory.limit_in_bytes")).strip()
+    for limit, folder in _limited(root):
         used = (text_of(folder / "memory.current") or text_of(folder / "memory.usage_in_bytes")).strip()
-        if limit.isdigit() and used.isdigit() and int(limit) < 2**60:
+        if used.isdigit():
             cached = re.search(r"^(?:total_)?inactive_file (\d+)$", text_of(folder / "memory.stat"), re.MULTILINE)
-            free.append(max(0, int(limit) - int(used) + (int(cached[1]) if cached else 0)))
+            free.append(max(0, limit - int(used) + (int(cached[1]) if cached else 0)))
     return min(free, default=None)
 
 

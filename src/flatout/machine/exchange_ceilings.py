@@ -14,22 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from flatout.errors import MachineError, UsageError
 from flatout.records.ceilings import Ceiling, ceiling_of
 
 
-def exchange_ceilings(
-    program: Path, num_ranks: int, *, python: str = sys.executable, limit_s: float = 60.0
-) -> tuple[Ceiling, ...]:
+def exchange_ceilings(program: Path, num_ranks: int, *, limit_s: float = 60.0) -> tuple[Ceiling, ...]:
     """What exchanges between so many ranks of this machine reach.
 
     Args:
         program: What each rank runs, a framework's.
         num_ranks: At least 2.
-        python: The interpreter whose framework is measured.
         limit_s: Wall seconds after which it ends.
 
     Raises:
@@ -40,56 +36,34 @@ def exchange_ceilings(
         raise UsageError(
             f"`--ranks {num_ranks}` exchange nothing", cause="one process is one rank", hint="e.g. `--ranks 2`"
         )
-    with (
-        tempfile.TemporaryDirectory(prefix="flatout-exchanges-") as folder,
-        _ranks([python, str(program)], num_ranks, folder) as ranks,
-    ):
-        if not _have_ended(ranks, limit_s):
-            raise _failed(num_ranks, folder, limit_s)
-        return _summarized(_said(folder, 0).read_text())
-
-
-def _summarized(text: str) -> tuple[Ceiling, ...]:
-    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    return tuple(
-        ceiling_of(
-            probe["name"], probe["unit"],
-            [line["value"] for line in lines if line["kind"] == "sample" and line["name"] == probe["name"]],
-            source=probe["source"],
-        )
-        for probe in lines if probe["kind"] == "probe"
-    )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _ranks(command: list[str], num: int, folder: str) -> Iterator[list[subprocess.Popen[bytes]]]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FLATOUT_")}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        for rank in range(num):
-            words = [*command, str(rank), str(num), str(Path(folder) / "meeting"), "30"]
-            with open(_said(folder, rank), "w") as said, open(_errors(folder, rank), "w") as errors:
-                started.append(
-                    subprocess.Popen(
-                        words, stdin=subprocess.DEVNULL, stdout=said, stderr=errors, env=environment,
-                        start_new_session=True,
-                    )
-                )  # fmt: skip
-        yield started
-    finally:
-        for process in started:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _said(folder: str, rank: int) -> Path:
-    return Path(folder) / f"said-{rank}"
-
-
-def _errors(folder: str, rank: int) -> Path:
-    return Path(folder) / f"errors-{rank}"
+    with tempfile.TemporaryDirectory(prefix="flatout-exchanges-") as folder:
+        said, errors = ([Path(folder, f"{kind}-{rank}") for rank in range(num_ranks)] for kind in ("said", "errors"))
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(num_ranks):
+                words = [str(program), str(rank), str(num_ranks), str(Path(folder, "meeting")), "30"]
+                with said[rank].open("w") as out, errors[rank].open("w") as err:
+                    started.append(
+                        subprocess.Popen(
+                            [sys.executable, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                            env=environment, start_new_session=True,
+                        )
+                    )  # fmt: skip
+            if _have_ended(started, limit_s):
+                return _summarized(said[0].read_text())
+        finally:
+            for process in started:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        texts = [path.read_text(errors="replace").strip() for path in errors]
+    raise MachineError(
+        f"exchanges between {num_ranks} ranks could not be measured",
+        cause=next((text.splitlines()[-1] for text in texts if text), f"nothing came within {limit_s:.3g} s"),
+        hint="`--ranks 2` needs the least; the framework must have been built with what ranks exchange by",
+    )
 
 
 def _have_ended(ranks: list[subprocess.Popen[bytes]], limit_s: float) -> bool:
@@ -105,11 +79,13 @@ def _have_ended(ranks: list[subprocess.Popen[bytes]], limit_s: float) -> bool:
     return False
 
 
-def _failed(num: int, folder: str, limit_s: float) -> MachineError:
-    texts = [_errors(folder, rank).read_text(errors="replace").strip() for rank in range(num)]
-    said = next((text.splitlines()[-1] for text in texts if text), f"nothing came within {limit_s:.3g} s")
-    return MachineError(
-        f"exchanges between {num} ranks could not be measured",
-        cause=said,
-        hint="`--ranks 2` needs the least; the framework must have been built with what ranks exchange by",
-    )
+def _summarized(text: str) -> tuple[Ceiling, ...]:
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return tuple(
+        ceiling_of(
+            probe["name"], probe["unit"],
+            [line["value"] for line in lines if line["kind"] == "sample" and line["name"] == probe["name"]],
+            source=probe["source"],
+        )
+        for probe in lines if probe["kind"] == "probe"
+    )  # fmt: skip

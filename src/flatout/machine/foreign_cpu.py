@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,8 +51,6 @@ def take(session_id: int | None = None, *, proc: Path = Path("/proc")) -> Snapsh
         session_id: Whose CPU time is our own: all processes of this session; None means the caller's session.
         proc: Where the process file system is mounted.
     """
-    if not hasattr(os, "sched_getaffinity"):
-        return None
     session_id = os.getsid(0) if session_id is None else session_id
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     try:
@@ -60,17 +58,12 @@ def take(session_id: int | None = None, *, proc: Path = Path("/proc")) -> Snapsh
         own = _read_own_ticks(proc, session_id)
         now_s = time.monotonic()
         counted = busy_and_counted_ticks((proc / "stat").read_text(), cpus)
-    except OSError:
+    except (OSError, AttributeError):  # no Linux, or it may not be asked
         return None
     if counted is None:
         return None
-    return Snapshot(
-        monotonic_s=now_s,
-        cpus=cpus,
-        busy_s=counted[0] / ticks_per_s,
-        counted_s=counted[1] / ticks_per_s,
-        own_s=own / ticks_per_s,
-    )
+    busy_s, counted_s = (ticks / ticks_per_s for ticks in counted)
+    return Snapshot(monotonic_s=now_s, cpus=cpus, busy_s=busy_s, counted_s=counted_s, own_s=own / ticks_per_s)
 
 
 def fraction(before: Snapshot | None, after: Snapshot | None, *, cores: float | None = None) -> float | None:
@@ -115,18 +108,14 @@ def busy_and_counted_ticks(stat: str, cpus: Collection[int]) -> tuple[int, int] 
     >>> busy_and_counted_ticks("cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 1 2 3 40 50 6 7 8 1 0\n", {0})
     (27, 117)
     """
-    busy = counted = 0
-    found = False
+    rows = []
     for line in stat.splitlines():
         name, *values = line.split() or [""]
-        if not (name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cpus):
-            continue
-        user, nice, system, idle, iowait, irq, softirq, steal = (*map(int, values[:8]), *([0] * (8 - len(values))))
-        used = user + nice + system + irq + softirq + steal
-        busy += used
-        counted += used + idle + iowait
-        found = True
-    return (busy, counted) if found else None
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cpus:
+            rows.append([*map(int, values[:8])])
+    idle = sum(sum(row[3:5]) for row in rows)  # with the time that waits for a disk
+    counted = sum(map(sum, rows))
+    return (counted - idle, counted) if rows else None
 
 
 def own_ticks(process_stats: Iterable[str], session_id: int) -> int:
@@ -150,21 +139,14 @@ def own_ticks(process_stats: Iterable[str], session_id: int) -> int:
 def _read_own_ticks(proc: Path, session_id: int) -> int:
     """Read again when a process ended meanwhile: its time may just have moved to its parent, which was read before."""
     for _ in range(_NUM_ATTEMPTS):
-        vanished: list[str] = []
-        ticks = own_ticks(_process_stats(proc, vanished), session_id)
-        if not vanished:
+        texts, has_vanished = [], False
+        for entry in filter(str.isdigit, os.listdir(proc)):
+            try:
+                texts.append((proc / entry / "stat").read_text(encoding="utf-8", errors="replace"))
+            except (FileNotFoundError, ProcessLookupError):
+                has_vanished = True
+            except PermissionError:  # hidden (`hidepid`), so another user's: not our session
+                continue
+        if not has_vanished:
             break
-    return ticks
-
-
-def _process_stats(proc: Path, vanished: list[str]) -> Iterator[str]:
-    for entry in os.listdir(proc):
-        if not entry.isdigit():
-            continue
-        try:
-            with open(proc / entry / "stat", encoding="utf-8", errors="replace") as file:
-                yield file.read()
-        except (FileNotFoundError, ProcessLookupError):
-            vanished.append(entry)
-        except PermissionError:  # hidden (`hidepid`), so another user's: not our session
-            continue
+    return own_ticks(texts, session_id)

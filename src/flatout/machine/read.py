@@ -45,15 +45,20 @@ def read_machine(*, root: Path = Path("/")) -> Machine:
     allowed = allowed_cpus()
     quota = cores_quota(root)
     num_cores = max(1, min(len(allowed), int(quota))) if quota else len(allowed)
-    memory_bytes = _memory_bytes(root)
+    total = re.search(r"^MemTotal:\s+(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
+    memory_bytes = int(total[1]) * 1024 if total else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit_bytes = memory_limit_bytes(root)
+    shm_bytes = None
+    with contextlib.suppress(OSError):
+        shm = os.statvfs(root / "dev/shm")
+        shm_bytes = shm.f_blocks * shm.f_frsize
     nodes = numa_nodes(allowed, os.environ, root)
     return Machine(
         hostname=platform.node(),
         cpu=cpu_name(cpuinfo) or platform.processor() or platform.machine(),
         architecture=platform.machine(),
         num_cores=num_cores,
-        num_physical_cores=min(num_cores, _num_physical_cores(root, allowed)),
+        num_physical_cores=min(num_cores, len({_first_sibling(root, cpu) for cpu in allowed})),
         num_cores_total=os.cpu_count() or len(allowed),
         cores_quota=quota,
         memory_bytes=memory_bytes,
@@ -63,15 +68,9 @@ def read_machine(*, root: Path = Path("/")) -> Machine:
         accelerators=read_accelerators(os.environ),
         numa_nodes=tuple(nodes) if len(nodes) > 1 else (),
         cxx_compiler=cxx_compiler(os.environ),
-        shm_bytes=_folder_bytes(root / "dev/shm"),
+        shm_bytes=shm_bytes,
         operating_system=f"{platform.system()} {platform.release()}",
     )
-
-
-def _memory_bytes(root: Path) -> int:
-    """Memory of the whole machine, as far as the kernel manages it."""
-    total = re.search(r"^MemTotal:\s+(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
-    return int(total[1]) * 1024 if total else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def allowed_cpus() -> frozenset[int]:
@@ -115,13 +114,10 @@ def _cpuinfo_value(cpuinfo: str, key: str) -> str | None:
     return found.group(1).strip() if found else None
 
 
-def _num_physical_cores(root: Path, allowed: Collection[int]) -> int:
-    """Groups of hardware threads among the allowed processors; all count where the kernel does not say."""
-    cores = set()
-    for cpu in allowed:
-        siblings = text_of(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        cores.add(min(parse_cpu_list(siblings), default=cpu))
-    return max(1, len(cores))
+def _first_sibling(root: Path, cpu: int) -> int:
+    """The first hardware thread of its core; a processor itself where the kernel does not say."""
+    siblings = text_of(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    return min(parse_cpu_list(siblings), default=cpu)
 
 
 def _last_level_cache_bytes(root: Path, allowed: Collection[int]) -> int | None:
@@ -144,12 +140,7 @@ def _last_level_cache_bytes(root: Path, allowed: Collection[int]) -> int | None:
 
 
 def read_accelerators(environment: Mapping[str, str]) -> tuple[Accelerator, ...]:
-    """The NVIDIA GPUs that a framework would see; empty where there is no driver, or it does not answer.
-
-    Other makers' devices are not found yet.
-    """
-    if shutil.which(_NVIDIA_SMI[0]) is None:
-        return ()
+    """The NVIDIA GPUs that a framework would see; empty where there is no driver, or it does not answer."""
     try:
         answer = subprocess.run(_NVIDIA_SMI, capture_output=True, text=True, timeout=_NVIDIA_SMI_LIMIT_S, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -202,11 +193,3 @@ def cxx_compiler(environment: Mapping[str, str]) -> str | None:
         return None
     names = wanted or (["clang++", "g++"] if sys.platform == "darwin" else ["g++", "clang++"])
     return next((path for path in map(shutil.which, names) if path), None)
-
-
-def _folder_bytes(folder: Path) -> int | None:
-    try:
-        size = os.statvfs(folder)
-    except OSError:
-        return None
-    return size.f_blocks * size.f_frsize

@@ -15,14 +15,16 @@ This module is imported in the user's process: it needs the standard library onl
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
+import itertools
 import math
 import numbers
 import os
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -62,22 +64,12 @@ def _json(value: Any) -> Any:
         value = float(value)
         return value if math.isfinite(value) else None if math.isnan(value) else _WORDS[value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _json_table((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+        return {f.name: _at(f.name, _json, getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return _json_table((str(k), v) for k, v in value.items())
+        return {str(name): _at(str(name), _json, item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_json(v) for v in value]
+        return [_json(item) for item in value]
     return _json(_plain(value))
-
-
-def _json_table(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found = {}
-    for name, value in pairs:
-        try:
-            found[name] = _json(value)
-        except _Misfit as problem:
-            raise problem.inside(name) from None
-    return found
 
 
 def _plain(value: Any) -> Any:
@@ -115,37 +107,39 @@ def from_json(kind: type[R], value: Any, *, where: str = "record") -> R:
 
 
 class _Misfit(Exception):
-    """A value that is not what its field holds; each level that it passes on its way up puts its name in front."""
+    """A value that is not what its field holds, or a field that is not there (`missing`)."""
 
-    def __init__(self, value: Any, wanted: str) -> None:
+    def __init__(self, value: Any, wanted: str, *, missing: bool = False) -> None:
         super().__init__()
         self.path = ""
-        self._value = value
-        self._wanted = wanted
+        self._value, self._wanted, self._missing = value, wanted, missing
 
     def inside(self, step: str) -> _Misfit:
+        """The same, seen from one level higher."""
         self.path = step + ("." if self.path and not self.path.startswith("[") else "") + self.path
         return self
 
     def error(self, where: str) -> RecordError:
+        if self._missing:
+            return RecordError(
+                f"{where} lacks the field `{self.path}`",
+                cause=f"a `{self._wanted}` record always has it: the file is torn or was edited by hand",
+                hint="measure again, or restore the file",
+            )
+        place = f"{where}: `{self.path}`" if self.path else where
         return RecordError(
-            f"{where}: `{self.path}` is `{_short(self._value)}`, not {self._wanted}"
-            if self.path
-            else f"{where} is `{_short(self._value)}`, not {self._wanted}",
+            f"{place} is `{_short(self._value)}`, not {self._wanted}",
             cause="the file is torn, was edited by hand, or comes from another version",
             hint="measure again, or restore the file",
         )
 
 
-class _Missing(_Misfit):
-    """A field that is not there."""
-
-    def error(self, where: str) -> RecordError:
-        return RecordError(
-            f"{where} lacks the field `{self.path}`",
-            cause=f"a `{self._wanted}` record always has it: the file is torn or was edited by hand",
-            hint="measure again, or restore the file",
-        )
+def _at(step: str, convert: Callable[..., Any], *given: Any) -> Any:
+    """What a conversion gives; what it refuses has the step to it in front of its path."""
+    try:
+        return convert(*given)
+    except _Misfit as problem:
+        raise problem.inside(step) from None
 
 
 def _short(value: Any) -> str:
@@ -174,25 +168,21 @@ def _record(kind: Any, value: Any) -> Any:
     for name, hint, required in _fields(kind):
         if name in value:
             item = value[name]
-            if type(item) is hint:  # a plain value, as nearly all are: a record may hold a million of them
-                found[name] = item
-                continue
-            try:
-                found[name] = _convert(hint, item)
-            except _Misfit as problem:
-                raise problem.inside(name) from None
+            # a plain value, as nearly all are: a record may hold a million of them
+            found[name] = item if type(item) is hint else _at(name, _convert, hint, item)
         elif required:
-            raise _Missing(None, kind.__name__).inside(name)
+            raise _Misfit(None, kind.__name__, missing=True).inside(name)
     return kind(**found)
 
 
 def _convert(hint: Any, value: Any) -> Any:
-    origin = typing.get_origin(hint)
-    arguments = typing.get_args(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
+    if dataclasses.is_dataclass(hint):
+        return _record(hint, value)
     if origin in (typing.Union, types.UnionType):
-        return _convert_union(arguments, value)
+        return _convert_union([a for a in arguments if a is not type(None)], value, len(arguments))
     if origin is typing.Literal:
         if not any(value == choice and type(value) is type(choice) for choice in arguments):
             raise _Misfit(value, "one of " + ", ".join(map(str, arguments)))
@@ -200,10 +190,14 @@ def _convert(hint: Any, value: Any) -> Any:
     if origin in (tuple, list):
         return _convert_list(origin, arguments, value)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _convert_mapping(arguments[1], value)
-    if dataclasses.is_dataclass(hint):
-        return _record(hint, value)
-    return _convert_plain(hint, value)
+        if not isinstance(value, Mapping):
+            raise _Misfit(value, "an object")
+        return {name: _at(str(name), _convert, arguments[1], item) for name, item in value.items()}
+    if hint is float:
+        return _convert_float(value)
+    if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise _Misfit(value, _name(hint))
 
 
 def _convert_list(origin: type[list[Any]] | type[tuple[Any, ...]], arguments: tuple[Any, ...], value: Any) -> Any:
@@ -214,46 +208,20 @@ def _convert_list(origin: type[list[Any]] | type[tuple[Any, ...]], arguments: tu
         raise _Misfit(value, f"a list of {len(arguments)}")
     if alike and arguments[0] is float and all(type(item) is float for item in value):
         return origin(value)
-    found = []
-    for index, item in enumerate(value):
-        try:
-            found.append(_convert(arguments[0 if alike else index], item))
-        except _Misfit as problem:
-            raise problem.inside(f"[{index}]") from None
-    return origin(found)
+    hints = itertools.repeat(arguments[0]) if alike else arguments
+    return origin(_at(f"[{i}]", _convert, hint, item) for i, (item, hint) in enumerate(zip(value, hints, strict=False)))
 
 
-def _convert_mapping(hint: Any, value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise _Misfit(value, "an object")
-    found = {}
-    for name, item in value.items():
-        try:
-            found[name] = _convert(hint, item)
-        except _Misfit as problem:
-            raise problem.inside(str(name)) from None
-    return found
-
-
-def _convert_union(arguments: tuple[Any, ...], value: Any) -> Any:
-    if value is None and type(None) in arguments:
+def _convert_union(choices: list[Any], value: Any, num: int) -> Any:
+    if value is None and len(choices) < num:
         return None
-    rest = [a for a in arguments if a is not type(None)]
-    for choice in rest if value is not None else ():
+    for choice in choices if value is not None else ():
         try:
             return _convert(choice, value)
         except _Misfit as problem:
-            if len(rest) == 1 or problem.path:  # the right kind with something wrong inside
+            if len(choices) == 1 or problem.path:  # the right kind with something wrong inside
                 raise
-    raise _Misfit(value, " or ".join(_name(choice) for choice in rest))
-
-
-def _convert_plain(hint: Any, value: Any) -> Any:
-    if hint is float:
-        return _convert_float(value)
-    if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
-        return value
-    raise _Misfit(value, _name(hint))
+    raise _Misfit(value, " or ".join(map(_name, choices)))
 
 
 def _convert_float(value: Any) -> float:
@@ -262,10 +230,8 @@ def _convert_float(value: Any) -> float:
     if isinstance(value, str) and value in _INFINITIES:
         return _INFINITIES[value]
     if isinstance(value, int | float) and not isinstance(value, bool):
-        try:
+        with contextlib.suppress(OverflowError):
             return float(value)
-        except OverflowError:
-            pass
     raise _Misfit(value, "float")
 
 

@@ -1,7 +1,7 @@
-"""What can this machine do at most, and how far from that is a piece of work?
+"""What is this machine, and what can it do at most?
 
-In: measured samples, or a ceilings file. Out: `Machine`, `Ceiling` and `Ceilings` records, and the roofline
-arithmetic on them. The samples are taken in `machine/calibrate.py`; here nothing is timed and no clock is read.
+In: measured samples. Out: `Machine`, `Ceiling` and `Ceilings` records. The samples are taken in
+`machine/calibrate.py`; here nothing is timed and no clock is read. The roofline is `judge/roofline.py`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 from flatout.errors import RecordError
-from flatout.records.as_json import from_json, to_json
 from flatout.records.numa import NumaNode
 
 FORMAT = 1
@@ -114,16 +111,20 @@ def differences(then: Machine, now: Machine) -> tuple[str, ...]:
 
     Memory sizes that differ by less than 5 % are the same: kernels reserve different amounts.
     """
+    lost = [feature for feature in then.cpu_features if feature not in now.cpu_features]
+    gained = [feature for feature in now.cpu_features if feature not in then.cpu_features]
+    features = [(place, found) for place, found in (("there", lost), ("here", gained)) if found]
+    memory_bytes = [min(one.memory_bytes, one.memory_limit_bytes or one.memory_bytes) for one in (then, now)]
     return (
         *_difference("CPU", then.cpu, now.cpu),
         *_difference("architecture", then.architecture, now.architecture),
         *_difference("usable cores", then.num_cores, now.num_cores),
         *_difference("usable physical cores", then.num_physical_cores, now.num_physical_cores),
         *_difference("quota in cores", then.cores_quota, now.cores_quota),
-        *_feature_differences(then.cpu_features, now.cpu_features),
+        *(f"CPU features only {place}: `{' '.join(found)}`" for place, found in features),
         *_difference("NUMA nodes of the usable cores", len(then.numa_nodes) or 1, len(now.numa_nodes) or 1),
         *_difference("accelerators", _accelerators_text(then), _accelerators_text(now)),
-        *_memory_difference("memory", _usable_memory_bytes(then), _usable_memory_bytes(now)),
+        *_memory_difference("memory", *memory_bytes),
         *_memory_difference("`/dev/shm`", then.shm_bytes, now.shm_bytes),
         *_difference("C++ compiler", then.cxx_compiler, now.cxx_compiler),
         *_difference("operating system", then.operating_system, now.operating_system),
@@ -131,27 +132,12 @@ def differences(then: Machine, now: Machine) -> tuple[str, ...]:
 
 
 def _difference(what: str, then: object, now: object) -> tuple[str, ...]:
-    if then == now:
-        return ()
-    return (f"{what}: `{_or_none(now)}` here, `{_or_none(then)}` there",)
-
-
-def _or_none(value: object) -> object:
-    return "none" if value is None else value
-
-
-def _feature_differences(then: Sequence[str], now: Sequence[str]) -> tuple[str, ...]:
-    lost = [f for f in then if f not in now]
-    gained = [f for f in now if f not in then]
-    return tuple(f"CPU features only {where}: `{' '.join(f)}`" for where, f in (("there", lost), ("here", gained)) if f)
+    here, there = ("none" if value is None else value for value in (now, then))
+    return () if then == now else (f"{what}: `{here}` here, `{there}` there",)
 
 
 def _accelerators_text(machine: Machine) -> str:
     return ", ".join(f"{a.name} ({a.memory_bytes / 2**30:.0f} GiB)" for a in machine.accelerators) or "none"
-
-
-def _usable_memory_bytes(machine: Machine) -> int:
-    return min(machine.memory_bytes, machine.memory_limit_bytes or machine.memory_bytes)
 
 
 def _memory_difference(what: str, then: int | None, now: int | None) -> tuple[str, ...]:
@@ -208,12 +194,15 @@ def ceiling_of(name: str, unit: Unit, samples: Sequence[float], *, source: str) 
     >>> ceiling_of("kernel_launch", "s", [2.0, 1.0, 1.0, 1.0], source="made up").value
     1.0
     """
+    import statistics  # the user's process has no use for it
+
     if not samples:
         raise ValueError(f"no samples of `{name}`")
-    low, middle, high = (_quantile(samples, fraction) for fraction in (0.25, 0.5, 0.75))
-    value = _quantile(samples, 0.1 if unit == "s" else 0.9)
-    ordered = sorted(samples, reverse=unit != "s")
+    ordered = sorted(samples, reverse=unit != "s")  # the fastest first
     second = ordered[min(1, len(ordered) - 1)]
+    twentieths = statistics.quantiles(ordered if len(ordered) > 1 else ordered * 2, n=20, method="inclusive")
+    low, middle, high = (twentieths[number - 1] for number in (5, 10, 15))
+    value = twentieths[1 if unit == "s" else 17]
     ahead = low - second if unit == "s" else second - high
     return Ceiling(
         name=name,
@@ -224,15 +213,6 @@ def ceiling_of(name: str, unit: Unit, samples: Sequence[float], *, source: str) 
         source=source,
         samples=tuple(samples),
     )
-
-
-def _quantile(samples: Sequence[float], fraction: float) -> float:
-    """Linear interpolation between order statistics (Hyndman and Fan, type 7)."""
-    ordered = sorted(samples)
-    position = fraction * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,93 +271,3 @@ class Ceilings:
     def age_s(self, now_unix_s: float) -> float:
         """Seconds between the measurement and `now_unix_s`; at least 0, should a clock have been set back."""
         return max(0.0, now_unix_s - self.measured_unix_s)
-
-
-def save(ceilings: Ceilings, path: Path) -> None:
-    """Write `ceilings` to `path` at once or not at all; folders are made, concurrent writers are safe.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
-    try:
-        temporary.write_text(json.dumps(to_json(ceilings), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def load(path: Path) -> Ceilings:
-    """The ceilings that `save` wrote to `path`.
-
-    Raises:
-        RecordError: The file is missing, torn, or from a newer version of flatout.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as problem:
-        raise _unreadable(path, f"it cannot be read: {problem.strerror or problem}") from problem
-    except ValueError as problem:  # not JSON, or not UTF-8
-        raise _unreadable(path, "it is not JSON: the file is torn or was edited by hand") from problem
-    version = value.get("format") if isinstance(value, dict) else None
-    if isinstance(version, int) and version > FORMAT:
-        raise _unreadable(path, f"it has format {version}, and this flatout knows formats up to {FORMAT}")
-    return from_json(Ceilings, value, where=f"the ceilings file `{path}`")
-
-
-def _unreadable(path: Path, cause: str) -> RecordError:
-    return RecordError(f"no ceilings in `{path}`", cause=cause, hint="measure again: `flatout machine --refresh`")
-
-
-def attainable_flops_per_s(
-    intensity_flops_per_byte: float, *, peak_flops_per_s: float, bandwidth_bytes_per_s: float
-) -> float:
-    """The roofline: the highest rate for work that does so many operations per byte it moves.
-
-    Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for multicore
-    architectures", CACM 52(4), 2009: min(peak performance, peak memory bandwidth x operational intensity).
-
-    >>> attainable_flops_per_s(0.5, peak_flops_per_s=200e9, bandwidth_bytes_per_s=40e9)
-    20000000000.0
-    >>> attainable_flops_per_s(100.0, peak_flops_per_s=200e9, bandwidth_bytes_per_s=40e9)
-    200000000000.0
-    """
-    return min(peak_flops_per_s, intensity_flops_per_byte * bandwidth_bytes_per_s)
-
-
-def model_flops_utilization(flops: float, seconds: float, *, peak_flops_per_s: float) -> float:
-    """The model's own arithmetic per second over the measured peak; not clamped, see `utilization_fault`.
-
-    Args:
-        flops: Operations that the model needs, a multiply-add counted as two; recomputed ones not counted again.
-        seconds: Wall time they took.
-        peak_flops_per_s: `Ceilings.peak(dtype)`, never a data sheet's number.
-
-    Raises:
-        ValueError: `seconds` or the peak is not positive.
-
-    Source: Chowdhery et al., "PaLM", JMLR 24, 2023, appendix B (MFU).
-
-    >>> model_flops_utilization(50e9, 0.5, peak_flops_per_s=200e9)
-    0.5
-    """
-    if not (seconds > 0 and peak_flops_per_s > 0):
-        raise ValueError(f"utilization needs positive seconds and peak, not {seconds} and {peak_flops_per_s}")
-    return flops / seconds / peak_flops_per_s
-
-
-def utilization_fault(utilization: float) -> str | None:
-    """What is wrong with a utilization above 1; None when nothing is.
-
-    >>> utilization_fault(0.98) is None
-    True
-    >>> utilization_fault(1.04).partition(":")[0]
-    'a utilization of 104 % is impossible'
-    """
-    if utilization <= 1.0:
-        return None
-    return (
-        f"a utilization of {100 * utilization:.0f} % is impossible: the ceiling was measured too low, "
-        "or the work was overcounted: measure again on a quiet machine, `flatout machine --refresh`"
-    )

@@ -8,18 +8,19 @@ from typing import TypeVar
 
 from flatout.errors import RecordError, cannot_write
 from flatout.records.as_json import from_json, to_json
+from flatout.records.output_file import write_whole
 
 R = TypeVar("R")
 
 
 def write(record: object, path: Path) -> None:
-    """Write it as one line of JSON.
+    """Write it as one line of JSON, whole or not at all.
 
     Raises:
         MachineError: The disk is full, or the folder gone.
     """
     try:
-        path.write_text(json.dumps(to_json(record), allow_nan=False) + "\n", encoding="utf-8")
+        write_whole([json.dumps(to_json(record), allow_nan=False) + "\n"], path)
     except OSError as problem:
         raise cannot_write(path, problem) from None
 

@@ -20,28 +20,13 @@ HEAD_BYTES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of file that is written where the user says.
-
-    Attributes:
-        name: What it is called, e.g. `export`.
-        mark: What stands in every file of this kind.
-        at_start: Whether the file begins with it; else it stands somewhere in the first `HEAD_BYTES`.
-    """
+    """A kind of file that is written where the user says: what it is called, and what stands near its beginning."""
 
     name: str
     mark: bytes
-    at_start: bool = True
-
-    def made(self, head: bytes) -> bool:
-        """Whether a file that begins like this is of this kind.
-
-        >>> Kind(name="summary", mark=b'{"exit_code"').made(b'{"lr": 0.1}')
-        False
-        """
-        return head.startswith(self.mark) if self.at_start else self.mark in head
 
 
-PAGE = Kind(name="page", mark=b'<meta name="generator" content="flatout', at_start=False)
+PAGE = Kind(name="page", mark=b'<meta name="generator" content="flatout')
 SUMMARY = Kind(name="summary", mark=b'{"exit_code": ')
 
 
@@ -65,7 +50,7 @@ def check(path: Path, kind: Kind, *, option: str) -> None:
             cause=str(problem.strerror or problem),
             hint="name another file",
         ) from None
-    if head and not kind.made(head):
+    if head and kind.mark not in head:
         raise UsageError(
             f"{typed} would overwrite a file that is no {kind.name}",
             cause=f"only an earlier {kind.name} of flatout is written over",
@@ -84,7 +69,7 @@ def write_whole(pieces: Iterable[str], path: Path) -> None:
             file.writelines(pieces)
         return
     place = Path(os.path.realpath(path))
-    draft = place.with_name(f".{place.name}.{os.getpid()}")
+    draft = place.with_name(f".{place.name}.{os.urandom(4).hex()}")
     try:
         with open(draft, "w", encoding="utf-8", errors="replace", newline="") as file:
             file.writelines(pieces)

@@ -235,75 +235,34 @@ def verify(lever: Lever) -> None:
         TypeError: Says which lever, which attribute, and what it may be.
     """
     kind = type(lever)
-    _verify_description(lever, kind)
-    if lever.check == "none" and lever.class_ != "exact":
-        raise TypeError(f"lever {kind.__name__} changes numbers (class {lever.class_}) but names no check")
-    if lever.parameter is not None and kind.settings is Lever.settings:
-        raise TypeError(f"lever {kind.__name__} takes `{lever.parameter}` but has no `settings` to try")
+
+    def must(holds: bool, complaint: str) -> None:
+        if not holds:
+            raise TypeError(f"lever {kind.__name__} {complaint}")
+
+    for attribute in ("name", "summary", "class_", "shortens", "check"):
+        must(bool(getattr(kind, attribute, None)), f"does not state its `{attribute}`")
+    for name in (lever.name, *([] if lever.parameter is None else [lever.parameter])):
+        must(name.isidentifier() and name not in RESERVED, f"is or takes {name!r}, not an identifier of its own")
+    for attribute, allowed in (("class_", CLASSES), ("toggles", TOGGLES), ("check", CHECKS)):
+        value = getattr(lever, attribute)
+        must(value in allowed, f"has {value!r} as its `{attribute}`, not one of {', '.join(allowed)}")
+    must({*lever.shortens} <= {*PHASES}, f"shortens {lever.shortens!r}, which are not all phases")
+    must(lever.name not in (*lever.conflicts, *lever.partners), "is among its own `conflicts` or `partners`")
+    must({*lever.contains} <= {*lever.conflicts}, "`contains` what it can be combined with")
+    must(lever.check != "none" or lever.class_ == "exact", "changes numbers but names no check")
+    typed_as_words = all(word and not word.isdecimal() and not {*word} & {*"=, "} for word in lever.choices)
+    must(typed_as_words, f"has `choices` {lever.choices!r}, which cannot all be typed as words")
+    if lever.parameter is None:
+        must(not lever.choices and not lever.optional, "has no `parameter` that could be a choice or be left out")
+    else:
+        must(kind.settings is not Lever.settings, f"takes `{lever.parameter}` but has no `settings` to try")
     if lever.divides:  # the parent does it: nothing is engaged within a process
         return
-    if lever.toggles == "process" and kind.environment is Lever.environment and kind.engage is Lever.engage:
-        raise TypeError(f"lever {kind.__name__} needs a new process but has no `environment` for it and no `engage`")
-    if lever.toggles != "process" and kind.engage is Lever.engage:
-        raise TypeError(f"lever {kind.__name__} can be toggled but has no `engage`")
-    if kind.engage is not Lever.engage and kind.release is Lever.release:
-        raise TypeError(f"lever {kind.__name__} has `engage` but no `release`")
-    if kind.evidence is Lever.evidence:
-        raise TypeError(f"lever {kind.__name__} shows no `evidence` that it took effect")
-
-
-def _verify_description(lever: Lever, kind: type[Lever]) -> None:
-    for attribute in ("name", "summary", "class_", "shortens", "check"):
-        if not hasattr(kind, attribute):
-            raise TypeError(f"lever {kind.__name__} does not state its `{attribute}`")
-    if not isinstance(lever.summary, str) or not lever.summary.strip():
-        raise TypeError(f"lever {kind.__name__}: `summary` is {lever.summary!r}, not a text")
-    for attribute in ("name", "parameter"):
-        value = getattr(lever, attribute)
-        if value is None and attribute == "parameter":
-            continue
-        if not isinstance(value, str) or not value.isidentifier() or value in RESERVED:
-            raise TypeError(f"lever {kind.__name__}: `{attribute}` is {value!r}, not an identifier of its own")
-    _one_of(kind, "class_", lever.class_, CLASSES)
-    _one_of(kind, "toggles", lever.toggles, TOGGLES)
-    _one_of(kind, "check", lever.check, CHECKS)
-    _one_of(kind, "compiles", lever.compiles, (True, False))
-    _one_of(kind, "takes_memory", lever.takes_memory, (True, False))
-    _one_of(kind, "optional", lever.optional, (True, False))
-    _verify_names(lever, kind)
-    _verify_choices(lever, kind)
-
-
-def _verify_choices(lever: Lever, kind: type[Lever]) -> None:
-    if not isinstance(lever.choices, tuple) or any(not isinstance(word, str) for word in lever.choices):
-        raise TypeError(f"lever {kind.__name__}: `choices` is not a tuple of words")
-    if lever.parameter is None and (lever.choices or lever.optional):
-        raise TypeError(f"lever {kind.__name__} has no `parameter` that could be a choice or be left out")
-    for word in lever.choices:
-        if not word or word.isdecimal() or set(word) & set("=, "):
-            raise TypeError(f"lever {kind.__name__}: `choices` has {word!r}, which cannot be typed as a word")
-
-
-def _verify_names(lever: Lever, kind: type[Lever]) -> None:
-    for attribute in ("shortens", "conflicts", "partners", "contains"):
-        if not isinstance(getattr(lever, attribute), tuple):  # a text would be taken letter by letter
-            raise TypeError(f"lever {kind.__name__}: `{attribute}` is not a tuple of names")
-    if not lever.shortens:
-        raise TypeError(f"lever {kind.__name__}: `shortens` names no phase, so it could bring nothing")
-    for phase in lever.shortens:
-        _one_of(kind, "shortens", phase, PHASES)
-    if lever.name in lever.conflicts:
-        raise TypeError(f"lever {kind.__name__} is in its own `conflicts`")
-    if not {*lever.contains} <= {*lever.conflicts}:
-        raise TypeError(f"lever {kind.__name__} `contains` what it can be combined with")
-    if lever.name in lever.partners:
-        raise TypeError(f"lever {kind.__name__} is among its own `partners`")
-
-
-def _one_of(kind: type, attribute: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        choices = ", ".join(map(str, allowed))
-        raise TypeError(f"lever {kind.__name__}: `{attribute}` is {value!r}, not one of {choices}")
+    engages, prepares = kind.engage is not Lever.engage, kind.environment is not Lever.environment
+    must(engages or (lever.toggles == "process" and prepares), "has no `engage`, no `environment` for a new process")
+    must(not engages or kind.release is not Lever.release, "has `engage` but no `release`")
+    must(kind.evidence is not Lever.evidence, "shows no `evidence` that it took effect")
 
 
 Key = tuple[tuple[str, tuple[tuple[str, Setting], ...]], ...]

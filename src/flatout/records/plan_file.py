@@ -12,10 +12,8 @@ import fcntl
 import math
 import os
 import re
-import stat
 import tomllib
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +22,8 @@ from typing import Any
 from flatout.errors import RecordError, UsageError, cannot_write
 from flatout.records.as_json import from_json, to_json
 from flatout.records.ceilings import Machine, differences
+from flatout.records.output_file import write_whole
 from flatout.records.plan import CLASSES, PLAN_FORMAT, Plan, label
-
-MOST_BYTES = 16 << 20
-"""A plan takes some 2 kB."""
 
 _HEAD = """\
 # Plans made by flatout: what to change about how a script runs, with the measurement that justifies it.
@@ -35,16 +31,8 @@ _HEAD = """\
 # if the name of the machine and the script's arguments are: both stand here.
 """
 
-_BEGINS = re.compile(r"\ufeff?(?:# Plans made by flatout|(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*format[ \t]*=[ \t]*[0-9])")
-"""How every plan file begins, also one whose comments somebody took away."""
-
-_BEGINNING_BYTES = 4096
-
 _OURS = re.compile(r"# .*: \S+x \[\S+, \S+\]")
 """The line under a plan's head, which is written anew with the plan."""
-
-_NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What network file systems say that cannot lock a folder."""
 
 
 def folder_of(path: Path) -> Path:
@@ -80,16 +68,12 @@ def check_place(path: Path) -> None:
         MachineError: The folder is not there, or cannot be written.
         RecordError: The file is there, is not empty, and is not a plan file.
     """
-    try:
-        if path.exists() and not _is_empty(path):
-            _plans(path)
-        folder = folder_of(path)
-        if not folder.is_dir():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as problem:
-        raise cannot_write(path, problem) from None
+    folder = folder_of(path)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        number = errno.EACCES if folder.is_dir() else errno.ENOENT
+        raise cannot_write(path, OSError(number, os.strerror(number)))
+    if _is_there(path):
+        _plans(path)
 
 
 def write(plan: Plan, path: Path) -> None:
@@ -100,13 +84,11 @@ def write(plan: Plan, path: Path) -> None:
         RecordError: The file is there, is not empty, and is not a plan file.
         UsageError: The script's name or arguments are not text.
     """
-    place = Path(os.path.realpath(path))  # a link stays a link
     try:
-        with _locked(place.parent):
-            text = _text(place) if place.exists() and not _is_empty(place) else None
-            _put(place, _with_plan(text, plan, path))
-    except UnicodeDecodeError as problem:
-        raise _not_understood(path, str(problem)) from None
+        with _locked(folder_of(path)):
+            text = _with_plan(plan, path)
+            text.encode()
+            write_whole([text], path)
     except UnicodeEncodeError:
         raise UsageError(
             f"no plan can be written for {plan.script!r}",
@@ -122,87 +104,34 @@ def _locked(folder: Path) -> Iterator[None]:
     """One writer at a time: the lock is on the folder, which is there and stays."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        try:
+        with contextlib.suppress(OSError):  # of network file systems that cannot lock a folder
             fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as problem:
-            if problem.errno not in _NO_LOCKS:
-                raise
         yield
     finally:
         os.close(lock)
 
 
-def _put(place: Path, text: str) -> None:
-    """The whole file or none of it: a draft beside it takes its place."""
-    draft = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        if place.exists():
-            draft.chmod(stat.S_IMODE(place.stat().st_mode))
-        os.replace(draft, place)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
-
-
-def _with_plan(text: str | None, plan: Plan, path: Path) -> str:
-    """The file's text with the plan in it."""
+def _with_plan(plan: Plan, path: Path) -> str:
+    """The file's text with the plan in it; comments of the user's in the former plan go behind the new one."""
     import tomlkit
-    from tomlkit.container import OutOfOrderTableProxy
     from tomlkit.items import Table
 
-    document = _document(text, path)
-    kept = _comments(document.body)
+    former = _text(path) if _is_there(path) else None
+    document = tomlkit.parse(_HEAD + f"format = {PLAN_FORMAT}\n" if former is None else former)
     plans = document.setdefault("plan", tomlkit.table(is_super_table=True))
-    if not isinstance(plans, Table | OutOfOrderTableProxy):
-        raise torn(path, "`plan` is not a table of tables")
+    if not isinstance(plans, Table):
+        raise unreadable(path, "`plan` is no table of tables that follow each other")
+    replaced = plans.get(plan.script)
+    lines = replaced.as_string().splitlines() if isinstance(replaced, Table) else []
+    comments = [line.strip() for line in lines if line.lstrip().startswith("#") and not _OURS.fullmatch(line.strip())]
     table = _table(plan)
-    plans[plan.script] = table
-    lost = Counter(kept) - Counter(_comments(document.body))
-    _append(table["machine"], [c for c in kept if lost[c] and not _OURS.fullmatch(c)])
-    found = str(tomlkit.dumps(document))
-    if text is not None and _others(found, plan.script) != _others(text, plan.script):
-        raise torn(path, "its tables are written in a way that cannot be kept beside a new one")
-    return found
-
-
-def _document(text: str | None, path: Path) -> Any:
-    import tomlkit
-
-    if text is None:
-        document = tomlkit.parse(_HEAD)
-        document["format"] = PLAN_FORMAT
-        return document
-    try:
-        found = tomlkit.parse(text)
-    except (ValueError, RecursionError) as problem:  # of tomlkit, or of a number or a depth that nobody can read
-        raise _not_understood(path, f"it does not read as TOML: {problem}") from None
-    _check_format(found, path)
-    return found
-
-
-def _comments(body: Iterable[tuple[Any, Any]]) -> list[str]:
-    """Every comment below, in order; a comment before a table's head belongs to the table above it."""
-    from tomlkit.items import AoT, InlineTable, Null, Table, Whitespace
-
-    found: list[str] = []
-    for _, item in body:
-        if isinstance(item, AoT):
-            found += _comments([(None, table) for table in item.body])
-        elif not isinstance(item, Whitespace | Null):
-            found += [item.trivia.comment] if item.trivia.comment else []
-            found += _comments(item.value.body) if isinstance(item, Table | InlineTable) else []
-    return found
-
-
-def _append(table: Any, comments: list[str]) -> None:
-    import tomlkit
-
-    if comments:
-        table.add(tomlkit.nl())
     for comment in comments:
-        table.add(tomlkit.comment(comment.removeprefix("#").strip()))
+        table["machine"].add(tomlkit.comment(comment.removeprefix("#").strip()))
+    plans[plan.script] = table
+    found = str(tomlkit.dumps(document))
+    if former is not None and _others(found, plan.script) != _others(former, plan.script):
+        raise unreadable(path, "its tables are written in a way that cannot be kept beside a new one")
+    return found
 
 
 def _others(text: str, script: str) -> Any:
@@ -213,34 +142,20 @@ def _others(text: str, script: str) -> Any:
 
 
 def _table(plan: Plan) -> Any:
+    """A plan in TOML, whose floats have as many digits as a measurement has."""
     import tomlkit
 
+    values = {name: value for name, value in to_json(plan).items() if name not in ("script", "format")}
+    values = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in values.items()}
     table = tomlkit.table()
     head = f"{label(plan.levers)}: {plan.ratio:.2f}x [{plan.ratio_low:.2f}, {plan.ratio_high:.2f}]"
     table.add(tomlkit.comment("".join(c if c.isprintable() else " " for c in head)))  # a comment ends with its line
-    _add(table, plan, (field for field in Plan.__slots__ if field not in _TABLES))
-    levers = tomlkit.table(is_super_table=True)
-    for name, settings in plan.levers.items():
-        inner = tomlkit.table()
-        inner.update(settings)
-        levers[name] = inner
-    if plan.levers:
+    levers, machine = values.pop("levers"), values.pop("machine")
+    table.update(values)
+    if levers:
         table["levers"] = levers
-    machine = tomlkit.table()
-    machine.update(_without_none(to_json(plan.machine)))
-    table["machine"] = machine
+    table["machine"] = _without_none(machine)
     return table
-
-
-_TABLES = ("script", "levers", "machine", "format")
-"""Fields of a plan that are no keys of its table."""
-
-
-def _add(table: Any, record: Plan, names: Iterable[str]) -> None:
-    """Add fields of a record to a table; floats with as many digits as a measurement has."""
-    for name in names:
-        value = getattr(record, name)
-        table[name] = float(f"{value:.6g}") if isinstance(value, float) else to_json(value)
 
 
 def _without_none(value: Any) -> Any:
@@ -273,107 +188,69 @@ def read(path: Path, key: str) -> Plan:
             cause=f"it has plans for {others}",
             hint="`flatout tune` makes one; a script is called as it is found from the folder of the file",
         )
-    table = plans[key]
-    if not isinstance(table, dict):
-        raise torn(path, f"the plan of `{key}` is not a table")
-    value = {"format": PLAN_FORMAT, "levers": {}, **table, "script": key}
-    where = f"`{path}`, plan of `{key}`"
-    plan = from_json(Plan, value, where=where)
+    if not isinstance(plans[key], dict):
+        raise unreadable(path, f"the plan of `{key}` is not a table")
+    value = {"format": PLAN_FORMAT, "levers": {}, **plans[key], "script": key}
+    plan = from_json(Plan, value, where=f"`{path}`, plan of `{key}`")
     if plan.class_ not in CLASSES:
-        raise torn(path, f"`class_` is `{plan.class_}`, not one of {', '.join(CLASSES)}")
+        raise unreadable(path, f"`class_` is `{plan.class_}`, not one of {', '.join(CLASSES)}")
     for name in ("ratio", "ratio_low", "ratio_high", "baseline_steps_per_s", "tuned_steps_per_s"):
         if not 0 < (number := getattr(plan, name)) < math.inf:
-            raise torn(path, f"`{name}` is {number}: no measurement gives that")
+            raise unreadable(path, f"`{name}` is {number}: no measurement gives that")
     return plan
 
 
+def _is_there(path: Path) -> bool:
+    """Whether there is a file with something in it; an empty one is as good as none."""
+    return path.exists() and not (path.is_file() and path.stat().st_size == 0)
+
+
 def _text(path: Path) -> str:
-    """What stands in the file; a pipe or a device is not read, for it may never end."""
-    place = path.stat()
-    if stat.S_ISDIR(place.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(place.st_mode) or place.st_size > MOST_BYTES:
-        raise OSError(errno.EINVAL, f"not a file of at most {MOST_BYTES >> 20} MiB")
-    return path.read_text(encoding="utf-8")
+    """What stands in the file, which reads as TOML of this format.
 
-
-def _plans(path: Path) -> dict[str, Any]:
+    Raises:
+        RecordError: Missing, not TOML, or not of this format.
+    """
     try:
-        text = _text(path)
+        if path.is_fifo():
+            raise OSError(errno.EINVAL, "not a file, but a pipe that may never end")
+        text = path.read_text(encoding="utf-8")
+        found = tomllib.loads(text)
     except OSError as problem:
         raise RecordError(
             f"cannot read the plan `{path}`",
             cause=str(problem.strerror or problem),
             hint="`flatout tune SCRIPT` writes one",
         ) from None
-    except UnicodeDecodeError as problem:
-        raise _not_understood(path, str(problem)) from None
-    try:
-        found = tomllib.loads(text)
     except (ValueError, RecursionError) as problem:
-        raise _not_understood(path, f"it does not read as TOML: {problem}") from None
-    _check_format(found, path)
-    plans = found.get("plan", {})
-    if not isinstance(plans, dict):
-        raise torn(path, "`plan` is not a table")
-    return plans
-
-
-def _check_format(found: Any, path: Path) -> None:
+        raise unreadable(path, f"it does not read as TOML: {problem}") from None
     number = found.get("format")
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise _not_understood(path, _instead_of_a_format(found))
+        raise unreadable(path, f"it states no `format` from 1 to {PLAN_FORMAT}, which every plan file begins with")
     if number > PLAN_FORMAT:
         raise RecordError(
             f"`{path}` has format {number}, this version reads up to {PLAN_FORMAT}",
             cause="a newer flatout wrote it",
             hint="`pip install --upgrade flatout`, or tune again with this version",
         )
+    return text
 
 
-def _instead_of_a_format(found: Any) -> str:
-    if not found:
-        return "it is empty, or holds nothing but comments"
-    if "format" not in found:
-        return "it states no `format`, which every plan file begins with"
-    stated = found["format"]
-    literal = str(stated).lower() if isinstance(stated, bool) else str(stated)[:40]
-    return f"its `format` is `{literal}`, that of a plan file is a whole number from 1 to {PLAN_FORMAT}"
+def _plans(path: Path) -> dict[str, Any]:
+    plans = tomllib.loads(_text(path)).get("plan", {})
+    if not isinstance(plans, dict):
+        raise unreadable(path, "`plan` is not a table")
+    return plans
 
 
-def _not_understood(path: Path, why: str) -> RecordError:
-    """The error for a file that cannot be understood: what never was a plan is somebody's work, and not torn."""
-    try:
-        with open(path, "rb") as file:
-            beginning = file.read(_BEGINNING_BYTES).decode(errors="replace")
-    except OSError:
-        beginning = ""
-    if _BEGINS.match(beginning):
-        return torn(path, why)
+def unreadable(path: Path, why: str) -> RecordError:
+    """The error for a plan file that cannot be understood; what never was one is somebody's work."""
     return RecordError(
-        f"`{path}` is no plan file",
+        f"`{path}` is no plan file, or a torn one",
         cause=why,
-        hint="`--plan` names another: one that `flatout tune` wrote, or for `tune` a new one",
+        hint="mend it by hand or restore it; `--plan` names another: one that `flatout tune` wrote, or for `tune` a "
+        "new one",
     )
-
-
-def torn(path: Path, why: str) -> RecordError:
-    """The error for a plan file that cannot be understood."""
-    return RecordError(
-        f"`{path}` is torn",
-        cause=why,
-        hint="mend it by hand or restore it; `flatout tune --plan NEW SCRIPT` makes another beside it",
-    )
-
-
-def _is_empty(path: Path) -> bool:
-    place = path.stat()
-    return stat.S_ISREG(place.st_mode) and not place.st_size
-
-
-def unknown_levers(plan: Plan, known: Iterable[str]) -> tuple[str, ...]:
-    """Levers of the plan that this version does not have."""
-    return tuple(name for name in plan.levers if name not in set(known))
 
 
 def misfits(plan: Plan, machine: Machine, framework_version: str, python: str = "") -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -172,14 +172,34 @@ def sharing_ranks(world: int, local_world: int) -> int:
     return next(width for width in range(world // 2, 0, -1) if world % width == 0)
 
 
-def ended_file(folder: Path, rank: int) -> Path:
-    """Written when a rank has ended: `code`, `unix_s`."""
-    return folder / f"ended-{rank}.json"
+def _of_rank(name: str) -> Callable[[Path, int], Path]:
+    """Where a rank's file of that name lies in the run folder."""
+    return lambda folder, rank: folder / name.format(rank)
 
 
-def refusal_file(folder: Path, rank: int) -> Path:
-    """Written by a rank that refuses: `error`, `cause`, `hint`."""
-    return folder / f"refusal-{rank}.json"
+ended_file = _of_rank("ended-{}.json")
+"""Written when a rank has ended: `code`, `unix_s`."""
+
+refusal_file = _of_rank("refusal-{}.json")
+"""Written by a rank that refuses: `error`, `cause`, `hint`."""
+
+trains_file = _of_rank("trains-{}")
+"""Made when a rank begins to train: what it sets up is there."""
+
+leaves_file = _of_rank("leaves-{}")
+"""Made when a rank begins to end: it comes to no exchange any more."""
+
+anew_file = _of_rank("anew-{}.json")
+"""Written by a rank that is to begin anew: paths to `hide` from it, which rank 0 has made."""
+
+errors_file = _of_rank("errors-rank-{}.log")
+"""What a rank above 0 has written to its stderr."""
+
+pid_file = _of_rank("pid-{}")
+"""The process id of a rank."""
+
+stacks_file = _of_rank("stacks-{}")
+"""Where a rank writes its stacks when it is told to."""
 
 
 def refuse(terms: Terms, rank: int, error: str, *, cause: str, hint: str) -> NoReturn:
@@ -195,21 +215,6 @@ def leave(code: int) -> NoReturn:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code)
-
-
-def trains_file(folder: Path, rank: int) -> Path:
-    """Made when a rank begins to train: what it sets up is there."""
-    return folder / f"trains-{rank}"
-
-
-def leaves_file(folder: Path, rank: int) -> Path:
-    """Made when a rank begins to end: it comes to no exchange any more."""
-    return folder / f"leaves-{rank}"
-
-
-def anew_file(folder: Path, rank: int) -> Path:
-    """Written by a rank that is to begin anew: paths to `hide` from it, which rank 0 has made."""
-    return folder / f"anew-{rank}.json"
 
 
 def was_ended(ends: Mapping[int, Mapping[str, Any]]) -> bool:
@@ -241,18 +246,3 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None
-
-
-def errors_file(folder: Path, rank: int) -> Path:
-    """What a rank above 0 has written to its stderr."""
-    return folder / f"errors-rank-{rank}.log"
-
-
-def pid_file(folder: Path, rank: int) -> Path:
-    """The process id of a rank."""
-    return folder / f"pid-{rank}"
-
-
-def stacks_file(folder: Path, rank: int) -> Path:
-    """Where a rank writes its stacks when it is told to."""
-    return folder / f"stacks-{rank}"

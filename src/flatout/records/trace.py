@@ -8,9 +8,9 @@ This module is imported in the user's process: it needs the standard library onl
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from flatout.records.difference import Difference
 from flatout.records.facts import Facts
@@ -61,8 +61,6 @@ class Header:
     pid: int
     rank: int = 0
     world_size: int = 1
-    num_threads: int
-    affinity: tuple[int, ...] | None = None
     start_s: float | None = None
     """Seconds from the start of the process to its first training step, or None where not observed."""
     zero_monotonic_s: float | None = None
@@ -277,27 +275,3 @@ Record = (
     | End
     | Ready
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """A whole run as read back."""
-
-    header: Header
-    records: tuple[Record, ...]
-    torn: bool = False
-    """Whether the last line was cut and left out."""
-
-    def of(self, kind: type[Any]) -> Iterator[Any]:
-        """All records of one kind, in order."""
-        return (record for record in self.records if isinstance(record, kind))
-
-    @property
-    def facts(self) -> Facts | None:
-        """The newest facts."""
-        return next((f for f in reversed(self.records) if isinstance(f, Facts)), None)
-
-    @property
-    def windows(self) -> tuple[Window, ...]:
-        """All windows, in order."""
-        return tuple(self.of(Window))

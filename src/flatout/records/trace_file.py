@@ -1,65 +1,37 @@
 """How does a trace lie on disk? As JSON lines: the `Header` first, then one record a line, named by its `kind`.
 
 A line is written whole or not at all, and a reader stops before a torn last line, so that a killed child leaves a
-readable trace. In: records, or a path. Out: a path, records as they come, or a `Trace`.
+readable trace. In: records, or a path. Out: lines, or records as they come.
 
 This module is imported in the user's process: it needs the standard library only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from flatout.errors import RecordError
 from flatout.records.as_json import from_json, to_json
-from flatout.records.facts import Facts
-from flatout.records.host_reads import HostReads
-from flatout.records.stacks import Stacks
-from flatout.records.trace import (
-    FORMAT,
-    Agreement,
-    Census,
-    End,
-    Failure,
-    Header,
-    Inputs,
-    Ready,
-    Record,
-    Refused,
-    Remark,
-    Scaling,
-    Toggle,
-    Trace,
-    Window,
-)
+from flatout.records.trace import FORMAT, Header, Record
 
 KINDS: dict[str, type[Any]] = {
-    "header": Header,
-    "facts": Facts,
-    "window": Window,
-    "census": Census,
-    "scaling": Scaling,
-    "stacks": Stacks,
-    "host_reads": HostReads,
-    "agreement": Agreement,
-    "toggle": Toggle,
-    "failure": Failure,
-    "refused": Refused,
-    "inputs": Inputs,
-    "remark": Remark,
-    "end": End,
-    "ready": Ready,
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in typing.get_args(Record)
 }
+"""A line's `kind`: the record's name, as in `host_reads`."""
+
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
 
 def encode(record: Record) -> str:
     """One line of a trace, without its newline.
 
-    >>> encode(End(num_steps=3, wall_s=0.5))
+    >>> encode(KINDS["end"](num_steps=3, wall_s=0.5))
     '{"kind": "end", "num_steps": 3, "wall_s": 0.5, "training_s": 0.0, "exit_code": null}'
     """
     return json.dumps({"kind": _NAMES[type(record)], **to_json(record)}, allow_nan=False)
@@ -81,35 +53,30 @@ def decode(line: str, *, where: str = "trace") -> Record | None:
             cause="the file was cut or edited, or is no trace",
             hint="measure again, or restore the file",
         )
+    if isinstance(found := value.get("format"), int) and found > FORMAT:  # said before a field that has changed
+        raise RecordError(
+            f"{where.partition(' line ')[0]} has format {found}, this version reads up to {FORMAT}",
+            cause="a newer flatout wrote it",
+            hint="`pip install --upgrade flatout`",
+        )
     kind = KINDS.get(value["kind"])
     record: Record | None = from_json(kind, value, where=where) if kind else None
     return record
 
 
-class Writer:
-    """Appends records to a trace file, each line in one unbuffered write.
+def append(record: Record, path: Path) -> None:
+    """Write one record behind the others, in one unbuffered write, so that threads and forks never mix lines.
 
-    Nothing is kept back, so that a killed process loses no record and a forked one writes none twice; threads may
-    write at the same time.
+    The file is opened for each record, which are rare: a descriptor kept open could be closed by the script and
+    become a file of its own, into which we would then write.
+
+    Raises:
+        OSError: The disk is full; the line may be torn, so write no further.
     """
-
-    def __init__(self, path: Path | str) -> None:
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
-
-    def write(self, record: Record) -> None:
-        """Append one record.
-
-        Raises:
-            OSError: The disk is full; the line may be torn, so write no further.
-        """
-        line = encode(record).encode() + b"\n"
-        written = self._file.write(line)
-        while written < len(line):  # a signal, or the last free bytes of the disk: the next one says which
-            written += self._file.write(line[written:])
-
-    def close(self) -> None:
-        """Close the file; further writes raise."""
-        self._file.close()
+    line = encode(record).encode() + b"\n"
+    with open(path, "ab", buffering=0) as file:
+        while line:  # a signal, or the last free bytes of the disk: the next one says which
+            line = line[file.write(line) :]
 
 
 class Follower:
@@ -119,41 +86,23 @@ class Follower:
         self.path = Path(path)
         self._position = 0
         self._rest = b""
-        self._lines: list[bytes] = []
 
     def new(self) -> list[Record]:
-        """Records written since the last call; empty where the file does not exist yet.
-
-        Raises:
-            RecordError: A whole line is no record. What stood before it has been returned by then, and the next call
-                goes on behind it.
-        """
-        self._take()
-        found: list[Record] = []
-        while self._lines:
-            line = self._lines[0]
-            try:
-                record = decode(line.decode("utf-8", "replace"), where=f"a line of `{self.path}`")
-            except RecordError:
-                if found:
-                    return found
-                del self._lines[0]
-                raise
-            del self._lines[0]
-            if record is not None:
-                found.append(record)
-        return found
-
-    def _take(self) -> None:
+        """Records written since the last call; empty where the file does not exist yet. A broken line is left out."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._position)
                 chunk = file.read()
         except FileNotFoundError:
-            return
+            return []
         self._position += len(chunk)
-        *whole, self._rest = (self._rest + chunk).split(b"\n")
-        self._lines += [line for line in whole if line.strip()]
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        found: list[Record] = []
+        for line in filter(bytes.strip, lines):
+            with contextlib.suppress(RecordError):
+                record = decode(line.decode("utf-8", "replace"))
+                found += [] if record is None else [record]
+        return found
 
 
 class Reader:
@@ -180,10 +129,7 @@ class Reader:
                     if not line.endswith(b"\n"):
                         self.torn = True
                         break
-                    text = line.decode("utf-8", "replace")
-                    if not headed:
-                        _check_format(text, self.path)
-                    record = decode(text, where=f"`{self.path}` line {number}")
+                    record = decode(line.decode("utf-8", "replace"), where=f"`{self.path}` line {number}")
                     if record is None:
                         continue
                     if not headed and not isinstance(record, Header):
@@ -202,29 +148,3 @@ class Reader:
                 cause="the run ended before anything was recorded, or this is no trace",
                 hint="`flatout why SCRIPT` records a trace",
             )
-
-
-def read(path: Path | str) -> Trace:
-    """The trace in a file; a torn last line is left out and said (`torn`).
-
-    Raises:
-        RecordError: No such file, no header, a newer format, or a broken line before the last.
-    """
-    reader = Reader(path)
-    header, *records = reader
-    assert isinstance(header, Header)
-    return Trace(header=header, records=tuple(records), torn=reader.torn)
-
-
-def _check_format(line: str, path: Path) -> None:
-    """A newer header may lack what ours must have: say that it is newer before anything else is said."""
-    try:
-        found = json.loads(line).get("format", 0)
-    except (ValueError, RecursionError, AttributeError):
-        return
-    if isinstance(found, int) and found > FORMAT:
-        raise RecordError(
-            f"`{path}` has format {found}, this version reads up to {FORMAT}",
-            cause="a newer flatout wrote it",
-            hint="`pip install --upgrade flatout`",
-        )

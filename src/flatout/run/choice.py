@@ -183,7 +183,7 @@ def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:
 
 
 def _check_levers(plan: Plan, here: Here, path: Path) -> None:
-    unknown = plan_file.unknown_levers(plan, here.registry)
+    unknown = [name for name in plan.levers if name not in here.registry]
     if unknown:
         raise RecordError(
             f"`{path}` names the lever `{unknown[0]}`, which this version does not have",

@@ -24,9 +24,8 @@ from typing import Any, NoReturn
 
 EXIT_REFUSED = 126
 REPORT = "entered.json"
-COPIED_BYTES = (
-    256 << 20
-)  # files lying directly in a rebuilt folder are copied up to this total, larger ones are read-only
+COPIED_BYTES = 256 << 20
+"""Files lying directly in a rebuilt folder are copied up to this total, larger ones are read-only."""
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x4000, 0x40000

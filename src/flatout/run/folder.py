@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from flatout.errors import MachineError, RecordError, UsageError, cannot_write
@@ -86,37 +86,22 @@ def for_run(stem: str) -> Iterator[tuple[Path | None, MachineError | None]]:
     Where the working folder cannot be written a temporary one serves, and is removed in the end; None where not even
     that can be had.
     """
-    kept: Path | None = None
-    temporary: Path | None = None
     problem: MachineError | None = None
-    try:
-        kept = new(Path.cwd(), stem)
-        _try(kept)
-        prune(kept.parent, stem)
-    except OSError as failure:  # the working folder is gone
-        problem = cannot_write(ROOT, failure)
-    except MachineError as failure:
-        problem = failure
-    if problem is not None:
-        temporary = _temporary()
-    try:
-        yield (kept if problem is None else temporary), problem
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _temporary() -> Path | None:
-    try:
-        place = Path(tempfile.mkdtemp(prefix="flatout-"))
-    except OSError:
-        return None
-    try:
-        _try(place)
-    except MachineError:
-        shutil.rmtree(place, ignore_errors=True)
-        return None
-    return place
+    with ExitStack() as stack:
+        place: Path | None
+        try:
+            place = new(Path.cwd(), stem)
+            _try(place)
+            prune(place.parent, stem)
+        except (OSError, MachineError) as failure:  # an `OSError` where the working folder is gone
+            problem = failure if isinstance(failure, MachineError) else cannot_write(ROOT, failure)
+            try:
+                temporary = tempfile.TemporaryDirectory(prefix="flatout-", ignore_cleanup_errors=True)
+                place = Path(stack.enter_context(temporary))
+                _try(place)
+            except (OSError, MachineError):
+                place = None
+        yield place, problem
 
 
 def _try(place: Path) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flatout.child.orders import Order, SessionSpec, encode
-from flatout.errors import MachineError, RecordError
+from flatout.errors import MachineError
+from flatout.frameworks.contract import Settings
 from flatout.machine.energy_counters import RUN_EVERY_S, EnergyMeter
 from flatout.records.facts import Facts
 from flatout.records.plan import Lever
@@ -39,33 +39,24 @@ LISTEN_EVERY_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreground:
-    """What to run, and how.
-
-    Attributes:
-        command: What is executed.
-        script: What the trace calls the script.
-        arguments: The script's own.
-        run_folder: Where its trace goes; None where nothing can be written, then the script runs plainly.
-        levers: What to engage.
-        registry: All levers by name.
-        toggle: Whether levers may be toggled to check the plan in this very run.
-        cores_quota: How many cores the control group grants; None without a quota.
-    """
+    """What to run, and how."""
 
     command: tuple[str, ...]
+    """What is executed."""
     script: str
+    """What the trace calls the script."""
     arguments: tuple[str, ...]
+    """The script's own."""
     run_folder: Path | None
+    """Where its trace goes; None where nothing can be written, then the script runs plainly."""
     levers: Levers
     registry: Mapping[str, Lever]
     toggle: bool = True
+    """Whether levers may be toggled to check the plan in this very run."""
     cores_quota: float | None = None
-    cache_folder: str | None = None
-    """Where the trials kept compiled kernels."""
-    store_memory_bytes: int | None = None
-    """Memory for kept items; None: half of what is free."""
-    admits_random: bool = True
-    """Whether items may draw other random numbers than in the plain script."""
+    """How many cores the control group grants; None without a quota."""
+    settings: Settings = field(default_factory=Settings)
+    """What the framework is told."""
     learner: Learner | None = None
     """Who tries levers on the run; then there is no plan."""
     launcher: bool = False
@@ -145,9 +136,7 @@ def _prepare(what: Foreground) -> tuple[Launch, dict[str, str]] | None:
         ranks=what.ranks,
         script=what.script,
         arguments=what.arguments,
-        cache_folder=what.cache_folder,
-        store_memory_bytes=what.store_memory_bytes,
-        admits_random=what.admits_random,
+        settings=what.settings,
         cores_quota=what.cores_quota,
         flatout_started_s=time.perf_counter(),
     )
@@ -191,7 +180,11 @@ class _Listener:
     def watch(self, environment: Mapping[str, str] | None) -> Outcome:
         """Start the process, listen until it ends, and take over its exit status."""
         with Signals() as signals:
-            process = self._start(signals, environment)
+            command = list(self._what.command)
+            try:  # descriptors that the shell gave us (`<(command)`) are for the script
+                process = launching.start(command, env=environment, preexec_fn=signals.in_child(), close_fds=False)
+            except OSError as problem:
+                raise cannot_start(command, str(problem.strerror or problem)) from None
             self._meter.open()  # now, not before: the process needs its first second for its imports
             while process.poll() is None:
                 self._listen()
@@ -207,14 +200,6 @@ class _Listener:
         facts = self._outcome.facts
         self._outcome.energy = self._meter.joules(facts.device if facts is not None else None)
         return self._outcome
-
-    def _start(self, signals: Signals, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
-        try:
-            return launching.start(
-                list(self._what.command), env=environment, preexec_fn=signals.in_child(), close_fds=False
-            )  # descriptors that the shell gave us (`<(command)`) are for the script
-        except OSError as problem:
-            raise cannot_start(self._what.command, str(problem.strerror or problem)) from None
 
     def _gather(self) -> None:
         """A launcher's children have each written a trace: the steps of the first stand for all, failures do not."""
@@ -232,8 +217,6 @@ class _Listener:
             for record in self._follower.new():
                 if all_records or isinstance(record, Failure):
                     self._note(record)
-        except RecordError:  # a torn line costs what stood in it
-            return
         except Exception:  # noqa: BLE001  what breaks here costs the summary: if we ended, the run would end with us
             self._follower = self._watch = None
 
@@ -308,7 +291,8 @@ class _Listener:
         found, self._answer = self._answer, []
         if ready.order < 0:
             self._settled()
-        if ready.order < 0 or ready.order != self._awaited:
+            return
+        if ready.order != self._awaited:
             return
         self._awaited = -1
         watch = self._watch
@@ -318,9 +302,6 @@ class _Listener:
             self._do(watch.broken())
             return
         self._do(watch.answered(_answer(ready, found)))
-        self._note_watch(watch)
-
-    def _note_watch(self, watch: Watch) -> None:
         outcome = self._outcome
         pairs, guard = watch.pairs, watch.guard
         outcome.plan_s, outcome.plain_s, outcome.num_busy = pairs.candidate_s, pairs.baseline_s, pairs.num_busy
@@ -333,17 +314,7 @@ class _Listener:
     def _do(self, ask: Ask | None) -> None:
         if ask is None:
             return
-        order = Order(
-            number=self._number,
-            kind=ask.kind,
-            purpose=ask.purpose,
-            levers=ask.levers,
-            num_steps=ask.num_steps,
-            skip_steps=ask.skip_steps,
-            limit_s=ask.limit_s,
-            reason=ask.reason,
-            observe=ask.observe,
-        )
+        order = Order(number=self._number, **dataclasses.asdict(ask))
         self._awaited = order.number
         self._number += 1
         try:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -53,7 +53,6 @@ class Write:
 class _Spec:
     """What `enter_isolation.py` reads; see its docstring."""
 
-    format: int = 1
     parent: int
     folder: str
     run_folder: str
@@ -258,18 +257,6 @@ def writable(scratch: Path) -> tuple[str, ...]:
     spec = json.loads((scratch / _SPEC).read_text("utf-8"))
     folders = {spec["run_folder"], spec["shm"], *(layer["folder"] for layer in spec["layers"])} - {None}
     return tuple(sorted(folders))
-
-
-def refused(scratch: Path, paths: Iterable[str]) -> tuple[str, ...]:
-    """Of the absolute paths that a trial failed to write, sorted, those that a plain run could have written."""
-    folders = writable(scratch)
-
-    def ours(path: str) -> bool:
-        real = os.path.realpath(path)
-        target = real if os.path.lexists(real) else os.path.dirname(real)
-        return os.access(target, os.W_OK) and not any(holds(folder, real) for folder in folders)
-
-    return tuple(sorted({path for path in paths if ours(path)}))
 
 
 def seen(scratch: Path, path: Path) -> Path:

@@ -23,13 +23,7 @@ PAUSE_S = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One living process.
-
-    Attributes:
-        pid: Its number.
-        parent: Its parent's.
-        session: The session that it belongs to.
-    """
+    """One living process, its parent, and the session that it belongs to."""
 
     pid: int
     parent: int

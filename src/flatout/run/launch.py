@@ -39,27 +39,24 @@ READ_AT_START = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_CONF", "TCMALLOC_LARGE_
 
 @dataclass(kw_only=True, eq=False)
 class Ended(Exception):
-    """The child is gone: by itself, by an exception, by a signal, or because it was given up.
-
-    Attributes:
-        exit_code: As `subprocess` reports it; negative for a signal.
-        failure: The exception that the script raised, where it was recorded.
-        finished: Whether the script ran to its end.
-        hung: Whether it was given up after its time limit.
-        num_steps: Steps that it made, as far as known.
-        trained: Whether it made a first step.
-        output: The end of what it printed.
-        output_path: The file with all that it printed; empty where there is none.
-    """
+    """The child is gone: by itself, by an exception, by a signal, or because it was given up."""
 
     exit_code: int | None
+    """As `subprocess` reports it; negative for a signal."""
     failure: Failure | None = None
+    """The exception that the script raised, where it was recorded."""
     finished: bool = False
+    """Whether the script ran to its end."""
     hung: bool = False
+    """Whether it was given up after its time limit."""
     num_steps: int = 0
+    """Steps that it made, as far as known."""
     trained: bool = False
+    """Whether it made a first step."""
     output: str = ""
+    """The end of what it printed."""
     output_path: str = ""
+    """The file with all that it printed; empty where there is none."""
 
     @property
     def cut_off(self) -> bool:
@@ -79,27 +76,23 @@ class Ended(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a child is started with.
-
-    Attributes:
-        command: The command, isolated or not.
-        session: What the child is told.
-        run_folder: Where its files go.
-        name: Tells the children of one run folder apart.
-        environment: Variables set on top of the user's; None takes one away.
-        folder: The working folder.
-        through_launcher: Whether the command is a launcher of ours, which gives its processes the environment itself.
-        passed_on: Whether the command is a launcher of the user's, whose processes inherit the environment.
-    """
+    """What a child is started with."""
 
     command: Sequence[str]
+    """Isolated or not."""
     session: SessionSpec
     run_folder: Path
+    """Where its files go."""
     name: str
+    """Tells the children of one run folder apart."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
+    """Variables set on top of the user's; None takes one away."""
     folder: Path = field(default_factory=Path.cwd)
+    """The working folder."""
     through_launcher: bool = False
+    """Whether the command is a launcher of ours, which gives its processes the environment itself."""
     passed_on: bool = False
+    """Whether the command is a launcher of the user's, whose processes inherit the environment."""
 
 
 def session_files(run_folder: Path, name: str) -> dict[str, str]:
@@ -191,12 +184,11 @@ class Child:
             self._orders = os.open(launch.session.orders, os.O_RDWR | os.O_CLOEXEC)
         self._log = open(self.output_path, "wb")  # noqa: SIM115  closed by `end`
         self.started_s = time.perf_counter()
+        environment = environment_for(told, launch.environment, passed_on=launch.passed_on)
         self._process = start(
             list(launch.command),
             cwd=launch.folder,
-            env=None
-            if launch.through_launcher
-            else environment_for(told, launch.environment, passed_on=launch.passed_on),
+            env=None if launch.through_launcher else environment,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

@@ -65,8 +65,6 @@ class Script:
     @property
     def typed(self) -> str:
         """The script and its arguments as one would type them again."""
-        import shlex
-
         what = ["-m", self.module] if self.module is not None else [self.path or ""]
         return shlex.join([*what, *self.arguments])
 
@@ -100,8 +98,8 @@ def from_words(words: tuple[str, ...], module: str | None) -> Script:
 def interpreter_flags(command: Sequence[str]) -> tuple[str, ...]:
     """The interpreter's own flags in the command that started this process, as they were typed.
 
-    >>> interpreter_flags(["python", "-uW", "error", "-Xdev", "-Om", "flatout", "run", "-u"])
-    ('-uW', 'error', '-Xdev', '-O')
+    >>> interpreter_flags(["python", "-u", "-W", "error", "-Xdev", "-m", "flatout", "run", "-u"])
+    ('-u', '-W', 'error', '-Xdev')
     >>> interpreter_flags(["python", "/usr/bin/flatout", "run", "train.py"])
     ()
 
@@ -110,29 +108,14 @@ def interpreter_flags(command: Sequence[str]) -> tuple[str, ...]:
     found: list[str] = []
     words = iter(command[1:])
     for word in words:
-        if word == "--check-hash-based-pycs":
-            found += [word, next(words, "default")]
-        elif not word.startswith("-") or word in ("-", "--"):
+        if not word.startswith("-") or word in ("-", "--"):
             break
-        else:
-            letters, ends, value = _cluster(word[1:])
-            if letters:
-                found.append(f"-{letters}")
-            if ends:
-                break
-            if value:
-                found.append(next(words, ""))
+        if word[1] not in "-WX" and {*word} & {*"mc"}:  # what follows is no flag of the interpreter's any more
+            break
+        found.append(word)
+        if word[-1] in "WX" or word == "--check-hash-based-pycs":
+            found.append(next(words, ""))
     return tuple(found)
-
-
-def _cluster(letters: str) -> tuple[str, bool, bool]:
-    """A cluster of flags up to `-m` or `-c`; whether one of these ends the flags; whether the next word is a value."""
-    for position, letter in enumerate(letters):
-        if letter in "cm":
-            return letters[:position], True, False
-        if letter in "WX":
-            return letters, False, position == len(letters) - 1
-    return letters, False, False
 
 
 def check(script: Script) -> None:
@@ -207,17 +190,12 @@ def check_source(script: Script) -> None:
         with tokenize.open(script.path) as file:
             source = file.read()
         compile(source, script.path, "exec", dont_inherit=True)
-    except SyntaxError as problem:
-        if "encoding" in str(problem) or problem.lineno is None:
-            raise _not_python(script.path, str(problem)) from None
+    except (SyntaxError, UnicodeDecodeError, ValueError) as problem:
+        if not isinstance(problem, SyntaxError) or problem.lineno is None or "encoding" in str(problem):
+            hint = "name the training script itself"
+            raise UsageError(f"`{script.path}` is not Python source", cause=str(problem), hint=hint) from None
         raise ScriptError(
             f"`{script.path}` line {problem.lineno} is not valid Python",
             cause=f"{problem.msg}: `{(problem.text or '').strip()[:60]}`",
             hint=f"`python {script.path}` shows the same; mend it first",
         ) from None
-    except (UnicodeDecodeError, ValueError) as problem:
-        raise _not_python(script.path, str(problem)) from None
-
-
-def _not_python(path: str, why: str) -> UsageError:
-    return UsageError(f"`{path}` is not Python source", cause=why, hint="name the training script itself")

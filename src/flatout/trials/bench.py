@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from flatout.child.orders import SessionSpec
 from flatout.errors import Inconclusive, cannot_write
+from flatout.frameworks.contract import Settings
 from flatout.records.facts import Facts
 from flatout.records.plan import Lever
 from flatout.records.trace import Agreement, Census, Header, Levers, Record, Refused, Scaling, Setting, Toggle, Window
@@ -150,10 +151,12 @@ class Bench:
             endless=self._endless,
             script=self.script.name,
             arguments=self.script.arguments,
-            capture_bytes=self.terms.capture_bytes,
             writable=isolation.writable(self._scratch) if self._scratch is not None else (),
-            cache_folder=str(self.run_folder.resolve() / "compiled"),
-            store_memory_bytes=self.terms.store_memory_bytes,
+            settings=Settings(
+                cache_folder=str(self.run_folder.resolve() / "compiled"),
+                capture_bytes=self.terms.capture_bytes,
+                store_memory_bytes=self.terms.store_memory_bytes,
+            ),
             cores_quota=self.cores_quota,
             flatout_started_s=time.perf_counter(),
         )

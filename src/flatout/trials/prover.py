@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flatout import __version__
-from flatout.errors import MachineError, UsageError
+from flatout.errors import UsageError
 from flatout.frameworks import kind
 from flatout.judge.metric import Metric
 from flatout.judge.proof import RUNS, Aim, Asked, Proof
-from flatout.machine.installed import version_of
 from flatout.machine.read import read_machine
 from flatout.records.ceilings import Machine
 from flatout.run import choice, folder, isolation, sources
 from flatout.run.choice import Engagement, Here, Wish
+from flatout.run.launched import framework_version
 from flatout.run.script import Script, check_source
 from flatout.trials.proving import inputs
 from flatout.trials.proving.conduct import Proving, former
@@ -96,14 +95,11 @@ def proved(script: Script, request: ProveRequest, show: Show) -> Proof:
 
 
 def _here(script: Script, machine: Machine) -> Here:
-    version = "none"
-    with contextlib.suppress(MachineError):
-        version = version_of(kind().package, script.python)
     return Here(
         script=script.name,
         arguments=script.arguments,
         machine=lambda: machine,
-        framework_version=version,
+        framework_version=framework_version(kind().package),
         registry=kind().levers(),
         python=platform.python_version(),
     )

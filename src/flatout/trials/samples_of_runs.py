@@ -19,6 +19,7 @@ from pathlib import Path
 from flatout.child.orders import SessionSpec
 from flatout.child.sample_run import environment_file, memory_file, state_file
 from flatout.errors import FlatoutError, ScriptError
+from flatout.frameworks.contract import Settings
 from flatout.judge import stats
 from flatout.records.ceilings import Machine
 from flatout.records.plan import Lever
@@ -187,7 +188,7 @@ def _session(setting: Setting, wanted: Wanted, place: Path) -> SessionSpec:
         levers=wanted.levers,
         script=setting.script.name,
         arguments=setting.script.arguments,
-        cache_folder=str(setting.run_folder.resolve() / "compiled"),
+        settings=Settings(cache_folder=str(setting.run_folder.resolve() / "compiled")),
         cores_quota=setting.machine.cores_quota,
         flatout_started_s=time.perf_counter(),
         seed_run=0,  # what nobody seeds is the same in each

@@ -78,7 +78,7 @@ def _watched(spec, finder):
 def _enter(session, name):
     try:
         _load_flatout()
-        from flatout.child.conductor import enter
+        from flatout.child.enter import enter
 
         enter(session, name, _kept.get(b"FLATOUT_RANK"))
     except Exception as problem:  # noqa: BLE001  the user's program comes first

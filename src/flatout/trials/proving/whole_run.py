@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flatout.child.orders import SessionSpec
 from flatout.errors import RecordError
+from flatout.frameworks.contract import Settings
 from flatout.judge import metric as metrics
 from flatout.judge import metric_file
 from flatout.judge.metric import Reading
@@ -147,7 +148,7 @@ def _launch(setting: Setting, side: Side, seed: int, scratch: Path) -> Launch:
         levers=levers,
         script=script.name,
         arguments=script.arguments,
-        cache_folder=str(setting.run_folder.resolve() / "compiled"),
+        settings=Settings(cache_folder=str(setting.run_folder.resolve() / "compiled")),
         cores_quota=setting.machine.cores_quota,
         flatout_started_s=time.perf_counter(),
         seed_run=None if option else seed,
