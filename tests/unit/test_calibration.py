@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import subprocess
 import sys
 import time
 from contextlib import nullcontext
@@ -238,14 +235,13 @@ def test_the_process_is_told_threads_and_a_buffer_beyond_the_caches(monkeypatch)
 
     def options(**changes):
         with calibrate.measuring_process(dataclasses.replace(MACHINE, **changes), TORCH, "auto", limit_s=1.0):
-            found = told[-1]
-        return dict(zip(found[0:6:2], found[1:6:2], strict=True))
+            return dict(zip(("device", "threads", "bytes"), told[-1], strict=True))
 
-    assert options(last_level_cache_bytes=2**28)["--buffer-bytes"] == str(2**29)
-    assert options(last_level_cache_bytes=None)["--buffer-bytes"] == str(2**28)
-    assert options(memory_limit_bytes=2**30)["--buffer-bytes"] == str(2**26), "a sixteenth of what may be used"
-    assert options()["--threads"] == "2"
-    assert options(num_cores=16, num_physical_cores=8)["--threads"] == "16,8"
+    assert options(last_level_cache_bytes=2**28)["bytes"] == str(2**29)
+    assert options(last_level_cache_bytes=None)["bytes"] == str(2**28)
+    assert options(memory_limit_bytes=2**30)["bytes"] == str(2**26), "a sixteenth of what may be used"
+    assert options()["threads"] == "2"
+    assert options(num_cores=16, num_physical_cores=8)["threads"] == "16,8"
 
 
 # -- choosing sizes, with a stopwatch that does as it is told
@@ -329,9 +325,10 @@ def test_a_matrix_product_counts_two_operations_per_multiply_add(calibration):
 
 def test_a_copy_counts_what_is_read_and_what_is_written(calibration):
     share = calibration.shared_memory(calibration.torch.device("cpu"), 3 * 2**20)
-    for ((work, make),) in calibration.memory_copies(3 * 2**20, share):
+    sizes = [(3 * 2**20, share)]
+    for ((work, make),) in calibration.streams("memory_copy", sizes, ("copy", "triad")):
         assert make().work == work == 3 * 2**20, "all of the memory is read or written once"
-    (alone,), (two,) = calibration.in_place("memory_in_place", [(3 * 2**20, share)])
+    (alone,), (two,) = calibration.streams("memory_in_place", sizes, ("`relu_`", "`mul_`"))
     assert alone[0] == alone[1]().work == 2 * 3 * 2**20
     assert two[0] == two[1]().work == 3 * 3 * 2**19
 
@@ -384,17 +381,6 @@ def test_this_machine_can_be_measured(calibration, tmp_path, monkeypatch):
     assert {c.num_samples for c in found.values} == {2 * NUM_ROUNDS + 1}
     assert found.foreign_cpu_fraction is None
     assert calibrate.ceilings(TORCH, device="cpu") == found
-
-
-@pytest.mark.slow
-def test_the_measuring_process_runs_by_hand_as_a_module(calibration, tmp_path):
-    output = tmp_path / "ceilings.json"
-    command = [sys.executable, "-m", "flatout.frameworks.pytorch.observe.calibration", str(output), "--device", "cpu"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(calibrate.__file__).parents[2])}
-    subprocess.run([*command, "--buffer-bytes", str(2**22)], check=True, env=environment)
-    lines = [json.loads(line) for line in output.read_text().splitlines()]
-    assert lines[0]["kind"] == "start"
-    assert [line["of"] for line in lines if line["kind"] == "end"] == ["choose"] + ["round"] * NUM_ROUNDS
 
 
 @pytest.mark.gpu

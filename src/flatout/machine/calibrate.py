@@ -142,8 +142,7 @@ def measuring_process(
     threads = sorted({machine.num_cores, machine.num_physical_cores}, reverse=True)
     memory_bytes = min(machine.memory_bytes, machine.memory_limit_bytes or machine.memory_bytes)
     buffer_bytes = min(max(2 * (machine.last_level_cache_bytes or 0), 2**28), memory_bytes // 16)
-    sizes = ["--threads", ",".join(map(str, threads)), "--buffer-bytes", str(buffer_bytes)]
-    options = ["--device", device, *sizes, "--on-request"]
+    options = [device, ",".join(map(str, threads)), str(buffer_bytes)]
     with _child([sys.executable, str(package.calibration)], options, errors, limit_s) as child:
         yield child
 
@@ -282,7 +281,7 @@ def _nothing(package: Package, said: str, limit_s: float) -> MachineError:
         return MachineError(
             "the ceilings could not be measured",
             cause=f"the measuring process ended with `{said.splitlines()[-1]}`",
-            hint=f"see all of it: `{sys.executable} {package.calibration} /tmp/ceilings.json`",
+            hint=f"see all of it: `echo choose | {sys.executable} {package.calibration} /tmp/ceilings.json auto 1 1000000`",
         )
     return MachineError(
         f"no ceiling was measured within {limit_s:g} s",

@@ -78,18 +78,14 @@ class DeviceMemory:
     """In tensors, at the peak."""
     reserved_bytes: int
     """Held by the process, for tensors or between them, at the peak."""
-    total_bytes: int
-    """What the GPU has."""
     num_retries: int = 0
     """Times that nothing fitted until all that was free had been given back."""
-    num_failures: int = 0
-    """Times that nothing fitted even then."""
 
     @property
     def free_fraction(self) -> float:
         """Share of what is held at the peak that no tensor has: memory in gaps.
 
-        >>> DeviceMemory(allocated_bytes=6, reserved_bytes=8, total_bytes=16).free_fraction
+        >>> DeviceMemory(allocated_bytes=6, reserved_bytes=8).free_fraction
         0.25
         """
         return 1 - self.allocated_bytes / self.reserved_bytes if self.reserved_bytes else 0.0

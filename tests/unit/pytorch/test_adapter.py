@@ -70,7 +70,7 @@ def test_every_update_is_a_step_from_the_third_on(watch):
     assert watched.listener.num_steps == 8
     assert watched.listener.stamps == sorted(watched.listener.stamps)
     facts = watched.pytorch.facts()
-    assert watched.pytorch.steps.num_updates == 1 and facts.step_rhythm == "optimizer"
+    assert watched.pytorch.steps.rhythm.num_updates == 1 and facts.step_rhythm == "optimizer"
 
 
 def test_a_critic_that_updates_five_times_makes_one_step_with_the_generator(watch, monkeypatch):
@@ -83,7 +83,7 @@ def test_a_critic_that_updates_five_times_makes_one_step_with_the_generator(watc
             step(critic, optimizers[0])
         step(lambda x: critic(maker(x)), optimizers[1])
     facts = watched.pytorch.facts()
-    assert watched.pytorch.steps.num_updates == 6 and 7 <= watched.listener.num_steps <= 9
+    assert watched.pytorch.steps.rhythm.num_updates == 6 and 7 <= watched.listener.num_steps <= 9
     assert {model.name for model in facts.models} == {"Sequential", "Linear"}
     assert {model.name: model.calls_per_step for model in facts.models} == {"Sequential": 6, "Linear": 1}
 
@@ -149,7 +149,7 @@ def test_a_wrapper_around_an_optimizer_makes_one_step_of_both_updates(watch):
     watched.engage(4, {"fused_optimizer": {}})
     for _ in range(12):
         step(model, optimizer)
-    assert watched.pytorch.steps.num_updates == 1 and watched.listener.num_steps == 10
+    assert watched.pytorch.steps.rhythm.num_updates == 1 and watched.listener.num_steps == 10
     assert watched.pytorch.session.flags.num_updates > 0
 
 
@@ -190,7 +190,7 @@ def test_an_update_that_calls_its_base_class_is_one_step(watch, order):
     for _ in range(10):
         step(model, optimizer)
     assert vars(torch.optim.SGD)["step"].hooked and plain is not None
-    assert watched.listener.num_steps == 8 and watched.pytorch.steps.num_updates == 1
+    assert watched.listener.num_steps == 8 and watched.pytorch.steps.rhythm.num_updates == 1
 
 
 @pytest.mark.parametrize("depth", ["ends", "phases"])
@@ -249,16 +249,6 @@ def test_updates_that_raise_and_are_caught_hide_no_later_one(watch, order, inner
         except Skip:
             assert not inner
     assert plain is not None and watched.listener.num_steps == (14 if inner else 6)
-
-
-def test_an_optimizer_that_updates_within_another_one_is_not_waited_for(watch, monkeypatch):
-    monkeypatch.setattr("flatout.frameworks.pytorch.seams.rhythm.PATIENCE", 1000)
-    monkeypatch.setattr("flatout.frameworks.pytorch.steps.num_optimizers", lambda: 2)
-    watched, model = watch(), mlp()
-    optimizer = Sharp(torch.optim.SGD(model.parameters(), lr=0.01))
-    for _ in range(10):
-        optimizer.step(lambda: model(torch.ones(3, 4)).sum().backward())
-    assert watched.listener.num_steps == 8
 
 
 def test_a_schedule_that_wraps_the_optimizers_step_changes_nothing(watch):
@@ -324,12 +314,13 @@ def test_updates_by_hand_are_counted_also_where_nothing_else_is_asked_for(watch)
     assert watched.listener.num_steps == before + len(loader)
 
 
-def test_updates_by_hand_are_compared_after_backward(watch):
+@pytest.mark.parametrize("with_loader", [True, False])
+def test_updates_by_hand_are_compared_after_backward(watch, with_loader):
     watched, model = watch(), mlp()
     gc.collect()
     watched.compare(8, {"bf16": {}}, "gradients", "updates")
     for _ in range(3):
-        for (x,) in rows():
+        for (x,) in rows() if with_loader else [(torch.randn(3, 4),) for _ in range(20)]:
             model(x).pow(2).mean().backward()
             by_hand(model)
     (answer,) = watched.answers
@@ -350,18 +341,6 @@ def test_updates_by_hand_without_a_loader_make_a_step_of_each_call_after_a_backw
     assert watched.listener.num_steps == 60 - steps.BACKWARDS_WITHOUT_UPDATE
     facts = watched.pytorch.facts()
     assert facts.step_rhythm == "call" and facts.loaders == () and watched.pytorch.settled()
-
-
-def test_updates_by_hand_without_a_loader_are_compared_after_backward(watch):
-    watched, model = watch(), mlp()
-    gc.collect()
-    watched.compare(8, {"bf16": {}}, "gradients")
-    for _ in range(60):
-        model(torch.randn(3, 4)).pow(2).mean().backward()
-        by_hand(model)
-    (answer,) = watched.answers
-    found, _ = answer.differences
-    assert found.explained_cosine == pytest.approx(1, abs=1e-9) and 0 < found.error < 0.1
 
 
 def test_gradients_accumulated_over_many_batches_are_not_taken_for_updates_by_hand(watch):
@@ -402,7 +381,7 @@ def test_an_optimizer_made_anew_in_each_epoch_takes_the_place_of_the_former(watc
                 model(torch.randn(2, 4)).pow(2).mean().backward()
                 optimizer.step()
     assert watched.listener.num_steps + watched.pytorch.num_missed_steps() == 20 * num
-    assert watched.pytorch.steps.num_updates == 2
+    assert watched.pytorch.steps.rhythm.num_updates == 2
 
 
 # -- never fatal ---------------------------------------------------------------------------------------------------

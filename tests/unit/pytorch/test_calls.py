@@ -205,7 +205,7 @@ def test_an_optimizer_for_each_parameter_costs_one_search(watch):
     of, owners.of = owners.of, lambda ids: searches.append(ids) or of(ids)
     train(model, optimizers, num=20)
     assert len(searches) == 1 and names(watched) == ["Sequential"]
-    assert watched.pytorch.steps.num_updates == 4
+    assert watched.pytorch.steps.rhythm.num_updates == 4
 
 
 def test_a_thousand_small_models_are_not_searched_for_longer_than_a_share_of_the_time(watch):

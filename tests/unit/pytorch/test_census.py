@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from flatout.frameworks.pytorch.observe import flops  # noqa: E402
 from flatout.frameworks.pytorch.observe.census import OperationCounter  # noqa: E402
-from flatout.frameworks.pytorch.seams import script_lines  # noqa: E402
+from flatout.frameworks.pytorch.seams import script_code  # noqa: E402
 
 
 def count(body):
@@ -145,7 +145,7 @@ def test_a_line_in_an_installed_package_gives_way_to_the_scripts_line_that_calle
     code = compile("def read(x):\n    return x.item()\n", "/somewhere/site-packages/metrics/mean.py", "exec")
     package = {}
     exec(code, package)
-    monkeypatch.setattr(script_lines, "INSTALLED", ("/somewhere/site-packages/",))
+    monkeypatch.setattr(script_code, "INSTALLED", ("/somewhere/site-packages/",))
     (place,) = count(lambda: package["read"](torch.ones(()))).sync_places
     assert place.startswith(here)
 

@@ -121,20 +121,6 @@ def test_the_parts_of_every_step_sum_to_its_wall_time(steps, readings):
         assert BASE not in spent
 
 
-def test_what_is_disowned_belongs_to_nothing():
-    clock = PhaseClock(now=iter([0.0, 1.0, 3.0, 4.0, 9.0]).__next__)
-    clock.start()
-    clock.push("optimizer")
-    clock.pop("optimizer")
-    before_s = clock.spent("optimizer")
-    clock.push("optimizer")
-    clock.pop("optimizer")
-    clock.disown("optimizer", before_s)
-    assert (before_s, clock.spent("optimizer"), clock.spent("unattributed")) == (2.0, 2.0, 7.0)
-    clock.disown("optimizer", 5.0)  # noted in a former step
-    assert clock.spent("optimizer") == 2.0
-
-
 @given(parts, parts, st.lists(st.floats(0, 10), min_size=200, max_size=200))
 def test_a_step_that_ends_within_a_part_leaves_the_account_closed(first, second, readings):
     clock = PhaseClock(now=FakeTime(readings))

@@ -41,7 +41,7 @@ def fresh_compiler(tmp_path_factory, monkeypatch):
 
 
 def num_frames():
-    from flatout.frameworks.pytorch.seams.compilation import num_compilations
+    from flatout.frameworks.pytorch.adapter import num_compilations
 
     return num_compilations()
 

@@ -65,8 +65,7 @@ def test_fresh_memory_costs_few_faults_and_the_script_sees_nothing_of_the_variab
     plain, engaged = looked(tmp_path, {}), looked(tmp_path, LEVER.environment({}))
     assert plain["faults"] > 20 * engaged["faults"]  # 256 MiB: 65,536 pages of 4 KiB, 128 of 2 MiB
     assert plain["evidence"] is None
-    assert engaged["evidence"].startswith("large blocks ask for huge pages, ")
-    assert engaged["evidence"].endswith(" MiB of memory are in them, 1,200 page faults a step")
+    assert engaged["evidence"].endswith(" MiB of memory in pages of 2 MiB, 1,200 page faults a step")
     assert engaged["own"] is None and engaged["child"] is None
 
 
@@ -94,14 +93,13 @@ def test_under_a_launcher_the_setting_reaches_what_it_starts(untold, tmp_path):
 
 @pytest.mark.slow
 @asked
-def test_beside_heap_large_blocks_ask_as_well(untold, tmp_path):
+def test_beside_heap_memory_is_in_huge_pages_as_well(untold, tmp_path):
     code = """
 import torch
 from types import SimpleNamespace
 from flatout.frameworks.pytorch.levers import registry
 session = SimpleNamespace(page_faults=SimpleNamespace(per_step=None))
-for name in ("heap", "huge_pages"):
-    registry()[name].engage(session, {})
+registry()["heap"].engage(session, {})
 kept = torch.zeros(64 * 2**20)
 print({name: registry()[name].evidence(session) for name in ("heap", "huge_pages")})
 """
@@ -110,16 +108,7 @@ print({name: registry()[name].evidence(session) for name in ("heap", "huge_pages
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
     )
     assert "'heap': 'large blocks come from the heap'" in done.stdout
-    assert "'huge_pages': 'large blocks ask for huge pages, " in done.stdout
-
-
-def test_where_glibc_was_not_told_it_is_said_and_the_script_goes_on(watch, workload, monkeypatch):
-    monkeypatch.setattr(huge_pages, "asks_for_huge_pages", lambda: False)
-    monkeypatch.setattr(huge_pages, "why_not_glibc", lambda: None)
-    watched = watch({"huge_pages": {}})
-    workload("mlp").train(8)
-    watched.pytorch.engage({})
-    assert watched.pytorch.evidence() == ({}, {"huge_pages": "glibc was not told, or cannot ask the kernel"})
+    assert " MiB of memory in pages of 2 MiB" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -649,17 +649,6 @@ def test_a_model_under_a_transform_of_functions_is_left_in_peace(watch):
 # -- planted errors ------------------------------------------------------------------------------------------------
 
 
-class Planted:
-    """Stands in for a lever that changes what a call computes."""
-
-    def __init__(self, around):
-        self.around = around
-
-    def install(self, watched):
-        for call in watched.pytorch.calls.found:
-            call.arounds["bf16"] = self.around
-
-
 def planted(watch, workload, monkeypatch, name, around):
     """The difference that a wrong way of computing shows."""
     from flatout.frameworks.pytorch.levers.bf16 import Bf16
@@ -804,7 +793,6 @@ def test_moments_paired_with_other_elements_of_their_parameter_show(watch, workl
             parameter.grad.data = parameter.grad.data.contiguous(memory_format=torch.channels_last)
         for optimizer in session.optimizers:
             session.flags._flags[optimizer] = {"fused": True}
-            session.flags._any = True
 
         def undo():
             session.flags.release("fused")

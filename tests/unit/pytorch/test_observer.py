@@ -280,24 +280,6 @@ def test_a_checkpoint_lies_outside_the_step(timed, tmp_path):
     assert found[1][2] == pytest.approx(600, abs=40)
 
 
-def test_a_checkpoint_that_saves_another_within_it_lies_outside_whole(timed, tmp_path):
-    def body(script):
-        (x,) = next(script.loader)
-        script.model(x).sum().backward()
-
-        class Outer:
-            def __reduce__(self):
-                torch.save(1, tmp_path / "inner.pt")
-                timed[1].work(600)
-                return int, (3,)
-
-        torch.save(Outer(), tmp_path / "checkpoint.pt")
-        script.optimizer.step()
-
-    _, found, _ = run(*timed, body)
-    assert found[1][2] == pytest.approx(600, abs=40)
-
-
 def test_sampling_in_every_step_belongs_to_the_step(watch):
     watched, model = watch(), nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -392,9 +374,8 @@ class Skip(Exception):
     """What a script raises in order to leave an update out."""
 
 
-@pytest.mark.parametrize("scheduled", [False, True])
-def test_what_follows_an_update_that_raised_is_no_part_of_it(timed, scheduled):
-    calls, schedules = [], []
+def test_what_follows_an_update_that_raised_is_no_part_of_it(timed):
+    calls = []
 
     def skip_some(*_):
         calls.append(1)
@@ -404,8 +385,6 @@ def test_what_follows_an_update_that_raised_is_no_part_of_it(timed, scheduled):
     def body(script):
         if not calls:
             script.optimizer.register_step_pre_hook(skip_some)
-            if scheduled:  # from here on `step` is not looked up in the class
-                schedules.append(torch.optim.lr_scheduler.StepLR(script.optimizer, 100))
         try:
             plain_step(script)
         except Skip:
@@ -414,8 +393,7 @@ def test_what_follows_an_update_that_raised_is_no_part_of_it(timed, scheduled):
     _, found, _ = run(*timed, body, num=9)
     assert len(found) == 5
     for _, phases, _ in found[1:]:
-        unseen = 300 if scheduled else 0  # the loss that follows an update whose end nobody saw
-        roughly(phases, data=2000, forward=400, loss=600 - unseen, unattributed=100 + unseen, optimizer=0)
+        roughly(phases, data=2000, forward=400, loss=600, unattributed=100, optimizer=0)
 
 
 def test_an_update_within_another_one_is_time_of_the_optimizer(timed):

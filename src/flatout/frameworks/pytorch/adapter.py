@@ -5,6 +5,7 @@ In: what the conductor asks for. Out: steps, windows, facts, numerics. One insta
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,10 @@ from flatout.frameworks.pytorch.input.loaders import Loaders
 from flatout.frameworks.pytorch.levers import registry
 from flatout.frameworks.pytorch.numerics.capture import Capture
 from flatout.frameworks.pytorch.numerics.compare import Numerics
-from flatout.frameworks.pytorch.observe.memory import PeakMemory
+from flatout.frameworks.pytorch.observe.memory import peak_bytes, reset_peak
 from flatout.frameworks.pytorch.observe.observer import Observer
 from flatout.frameworks.pytorch.seams import patches
 from flatout.frameworks.pytorch.seams.calls import Calls
-from flatout.frameworks.pytorch.seams.compilation import num_compilations
 from flatout.frameworks.pytorch.session import Session
 from flatout.frameworks.pytorch.steps import Steps
 from flatout.guest.interruptions import raised_by_handler
@@ -39,7 +39,7 @@ FEWEST_SETTLING_STEPS = 4
 
 
 class PyTorch:
-    """PyTorch in this process."""
+    """PyTorch in this process; what has no docstring here is described by `Framework`."""
 
     name = "pytorch"
 
@@ -56,7 +56,7 @@ class PyTorch:
         self.numerics = Numerics(self.session, self.capture)
         self.steps = Steps(self)
         self.listener: StepListener | None = None
-        self._memory = PeakMemory(ours=False)
+        self._is_trial = False
         self._settled = False
         self._num_settling = 0
         self._is_lifted = False
@@ -69,11 +69,10 @@ class PyTorch:
     # -- attach --------------------------------------------------------------------------------------------------
 
     def prepare(self, levers: Levers, *, endless: bool, trial: bool, learns: bool = False) -> None:
-        """See `Framework.prepare`."""
         self.loaders.endless = endless
         self.loaders.reopen = trial
         self.loaders.studies = trial or learns
-        self._memory = PeakMemory(ours=trial)
+        self._is_trial = trial
         if trial or learns:  # now: a script that freezes what is there has the collector walk what comes later
             import flatout.frameworks.pytorch.input.items.engine  # noqa: F401
             from flatout.frameworks.pytorch.observe.attention import backends_of
@@ -83,7 +82,6 @@ class PyTorch:
         self.session.engage_at_start(levers)
 
     def attach(self, listener: StepListener) -> None:
-        """See `Framework.attach`."""
         self.listener = listener
         self.loaders.on_failure = self.fail
         self.observer.on_failure = self.fail
@@ -100,7 +98,6 @@ class PyTorch:
         self.ranks.begin()
 
     def detach(self) -> None:
-        """See `Framework.detach`."""
         counter, self._census = self._census, None
         if counter is not None:
             counter.__exit__(None, None, None)
@@ -167,13 +164,10 @@ class PyTorch:
         """An optimizer makes its first update, or has groups that it had not."""
         if not any(o is optimizer for o in self.session.optimizers):
             self.session.add_optimizer(optimizer)
-        self._look_for([p for group in optimizer.param_groups for p in group["params"]])
+        self.look_for([p for group in optimizer.param_groups for p in group["params"]])
 
-    def meet_gradients(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Parameters are trained without an optimizer that shows."""
-        self._look_for(parameters)
-
-    def _look_for(self, parameters: Sequence[torch.Tensor]) -> None:
+    def look_for(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Parameters are trained: find the models that own them."""
         if any(p.device.type == "cuda" for p in parameters):
             self.calls.device = "cuda"
         self._follow()
@@ -235,59 +229,47 @@ class PyTorch:
     # -- the contract --------------------------------------------------------------------------------------------
 
     def settled(self) -> bool:
-        """See `Framework.settled`."""
         return self._settled
 
     def facts(self) -> Facts:
-        """See `Framework.facts`."""
         return fact_finding.find(self.session, self.steps.ended_by)
 
     def engage(self, levers: Levers) -> Toggle:
-        """See `Framework.engage`."""
         self._follow()
         return self.session.engage_exactly(levers)
 
     def evidence(self) -> tuple[dict[str, str], dict[str, str]]:
-        """See `Framework.evidence`."""
         return self.session.evidence()
 
     def patched(self) -> list[str]:
-        """See `Framework.patched`."""
         return patches.patched()
 
     def remarks(self) -> list[str]:
-        """See `Framework.remarks`."""
         return [*self.loaders.remarks(), *(self.ranks.remarks() if self.ranks is not None else [])]
 
     def trained(self) -> Any:
-        """See `Framework.trained`."""
         from flatout.frameworks.pytorch.numerics.trained import Trained  # samples of a run alone ask for it
 
         return Trained(self.session, self.calls)
 
     def engaged(self) -> Levers:
-        """See `Framework.engaged`."""
         return dict(self.session.engaged)
 
     def vary_seeds(self, run: int) -> None:
-        """See `Framework.vary_seeds`."""
         from flatout.frameworks.pytorch.seams import seeds  # `prove` alone asks for it
 
         seeds.vary(run)
 
     def keep_losses(self) -> None:
-        """See `Framework.keep_losses`."""
         self.observer.keeps_losses = True
 
     def observe(self, depth: str) -> None:
-        """See `Framework.observe`."""
         self._follow()
         self.observer.observe(depth)
         if depth == "ends" and self._may_coast():
             self.steps.coasts = True
 
     def coast(self) -> None:
-        """See `Framework.coast`."""
         self.observer.observe("off")
         if not self._may_coast():
             return
@@ -310,12 +292,12 @@ class PyTorch:
             self.loaders.install()
 
     def start_window(self) -> float:
-        """See `Framework.start_window`."""
         if not self._is_lifted:
             self.calls.refresh()
         self._compilations_before = num_compilations()
         self._restarts_before = self.loaders.num_restarts
-        self._memory.reset(self.calls.device)
+        if self._is_trial:
+            reset_peak(self.calls.device)
         self._wait()
         if self.observer.depth == "reads":
             self.observer.note_reads()
@@ -325,15 +307,12 @@ class PyTorch:
         return self.observer.clock.last
 
     def num_missed_steps(self) -> int:
-        """See `Framework.num_missed_steps`."""
         return self.steps.num_missed
 
     def training_since_s(self) -> float | None:
-        """See `Framework.training_since_s`."""
         return self.steps.since_s
 
     def end_window(self) -> Mapping[str, Any]:
-        """See `Framework.end_window`."""
         stacks, host_reads = self.observer.sampled_stacks(), self.observer.noted_reads()
         self._wait()
         device_steps = self.observer.device_clock.read() if self.observer.device_clock is not None else []
@@ -342,7 +321,7 @@ class PyTorch:
             "losses": [float(loss) for loss in self.observer.losses],
             "device_phases": {name: tuple(step.get(name, 0.0) for step in device_steps) for name in names},
             "recompilations": num_compilations() - self._compilations_before,
-            "peak_memory_bytes": self._memory.peak_bytes(self.calls.device),
+            "peak_memory_bytes": peak_bytes(self.calls.device),
             "new_epochs": self.loaders.num_restarts - self._restarts_before,
             "stacks": stacks,
             "host_reads": host_reads,
@@ -353,32 +332,25 @@ class PyTorch:
             torch.cuda.synchronize()
 
     def begin_capture(self) -> None:
-        """See `Framework.begin_capture`."""
         self._follow()
         self.capture.want()
         if self.steps.ended_by != "optimizer":  # no update shows: what waits for one is told after a backward
             self.capture.on_backward = self.steps.tell_update
 
     def compare(self, levers: Levers, checks: Sequence[str]) -> Agreement:
-        """See `Framework.compare`."""
         return self.numerics.compare(levers, checks)
 
     def scale(self) -> Scaling | None:
-        """See `Framework.scale`."""
         return self.numerics.scale()
 
     def begin_census(self) -> None:
-        """See `Framework.begin_census`."""
         self._follow()
-        from flatout.frameworks.pytorch.observe.census import (
-            OperationCounter,  # not in a run: it loads tables of formulas
-        )
+        from flatout.frameworks.pytorch.observe.census import OperationCounter  # in trials: it loads tables of formulas
 
         self._census = OperationCounter()
         self._census.__enter__()
 
     def end_census(self) -> Census:
-        """See `Framework.end_census`."""
         counter, self._census = self._census, None
         if counter is None:
             raise RuntimeError("no census was begun")
@@ -386,6 +358,13 @@ class PyTorch:
         return counter.census()
 
     def counterfactual(self, name: str, engaged: bool) -> None:
-        """See `Framework.counterfactual`."""
         if name == "free_data":
             self.loaders.replay_batch = engaged
+
+
+def num_compilations() -> int:
+    """Frames that dynamo has compiled in this process; 0 while it is not even imported."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return 0
+    return int(sum(dynamo.counters["frames"].values()) + dynamo.counters["stats"]["unique_graphs"])

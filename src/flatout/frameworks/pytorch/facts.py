@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from flatout.frameworks.pytorch.input.worker_settings import start_method
 from flatout.frameworks.pytorch.levers.float8 import is_aligned
+from flatout.frameworks.pytorch.observe.attention import allowed
 from flatout.frameworks.pytorch.observe.memory import memory_of_device
 from flatout.frameworks.pytorch.seams.blocks import BlockCall, repeated_blocks
 from flatout.frameworks.pytorch.seams.calls import OuterCall
@@ -33,6 +34,7 @@ TAKE_FAULTS_AWAY = {"heap", "huge_pages"}
 def find(session: Session, ended_by: EndedBy = "optimizer") -> Facts:
     """The facts as they stand now."""
     devices = {p.device.type for p in session.parameters()}
+    backends = {backend for call in session.calls.found for backend in call.attention or ()}
     loaders = tuple(_loader(loader, session) for loader in session.loaders.training)
     if session.loaders.studies:  # a trial or a run that learns, in which the sources of datasets were read
         from flatout.frameworks.pytorch.input.items.syntax import forget
@@ -49,8 +51,8 @@ def find(session: Session, ended_by: EndedBy = "optimizer") -> Facts:
         distributed=torch.distributed.is_available() and torch.distributed.is_initialized(),
         matmul_precision=_matmul_precision(),
         cudnn_benchmark=torch.backends.cudnn.benchmark,
-        attention=_attention(session),
-        attention_chosen=_attention_chosen(),
+        attention=None if session.calls.look_at_graph is None else tuple(sorted(backends)),
+        attention_chosen=not all(allowed().values()),
         step_rhythm=ended_by,
         page_faults_per_step=None if session.engaged.keys() & TAKE_FAULTS_AWAY else session.page_faults.per_step,
         num_ranks=session.ranks.group.world if session.ranks is not None else 1,
@@ -119,23 +121,6 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
             if type(lever).why_not is not Lever.why_not
         },
     )
-
-
-def _attention(session: Session) -> tuple[str, ...] | None:
-    if session.calls.look_at_graph is None:
-        return None
-    return tuple(sorted({backend for call in session.calls.found for backend in call.attention or ()}))
-
-
-def _attention_chosen() -> bool:
-    cuda = torch.backends.cuda
-    backends = (
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-    )
-    return not all(backends)
 
 
 def _matmul_precision() -> str:

@@ -5,8 +5,10 @@ In: levers by name with settings. Out: the levers engaged, released and proven. 
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -97,24 +99,11 @@ class Session:
 
     # -- state ---------------------------------------------------------------------------------------------------
 
-    def parameters(self) -> Iterator[torch.Tensor]:
+    def parameters(self) -> list[torch.Tensor]:
         """Every parameter of the found models and optimizers, once."""
-        seen: set[int] = set()
         groups = [group["params"] for optimizer in self.optimizers for group in optimizer.param_groups]
-        for source in (*(call.module.parameters() for call in self.calls.found), *groups):
-            for parameter in source:
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield parameter
-
-    def buffers(self) -> Iterator[torch.Tensor]:
-        """Every buffer of the found models, once."""
-        seen: set[int] = set()
-        for call in self.calls.found:
-            for buffer in call.module.buffers():
-                if id(buffer) not in seen:
-                    seen.add(id(buffer))
-                    yield buffer
+        found = chain(*(call.module.parameters() for call in self.calls.found), *groups)
+        return list({id(parameter): parameter for parameter in found}.values())
 
     def map_state(self, change: Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]) -> None:
         """Change the storage of all state alike: parameters, gradients, buffers, and moments of a parameter's shape.
@@ -123,21 +112,18 @@ class Session:
         `change` is given a tensor, the parameter or buffer that it belongs to, which has not moved yet, and what it is
         of it: `data`, `grad`, or the name of a moment.
         """
-        moments: dict[int, list[tuple[dict[str, Any], str]]] = {}
-        for optimizer in self.optimizers:
-            for owner, state in optimizer.state.items():
-                if isinstance(owner, torch.Tensor) and isinstance(state, dict):
-                    for key, value in state.items():
-                        if isinstance(value, torch.Tensor) and value.shape == owner.shape:
-                            moments.setdefault(id(owner), []).append((state, key))
         with torch.no_grad():
             for parameter in self.parameters():
-                for state, key in moments.get(id(parameter), ()):
-                    state[key] = change(state[key], parameter, key)
+                states = [optimizer.state.get(parameter) for optimizer in self.optimizers]
+                for state in (one for one in states if isinstance(one, dict)):
+                    for key, value in state.items():
+                        if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                            state[key] = change(value, parameter, key)
                 if parameter.grad is not None:
                     _move(parameter.grad, change(parameter.grad.data, parameter, "grad"))
                 _move(parameter, change(parameter.data, parameter, "data"))
-            for buffer in self.buffers():
+            buffers = chain.from_iterable(call.module.buffers() for call in self.calls.found)
+            for buffer in {id(buffer): buffer for buffer in buffers}.values():
                 _move(buffer, change(buffer.data, buffer, "data"))
 
     # -- levers --------------------------------------------------------------------------------------------------
@@ -147,7 +133,8 @@ class Session:
         try:
             self.levers[name].engage(self, settings)
         except Exception:
-            self._release_quietly(name)
+            with contextlib.suppress(Exception):  # it may have got as far as nowhere
+                self.levers[name].release(self)
             raise
         self.engaged[name] = settings
 
@@ -193,12 +180,6 @@ class Session:
                 broken = broken or problem
         if broken is not None:
             raise broken
-
-    def _release_quietly(self, name: str) -> None:
-        try:
-            self.levers[name].release(self)
-        except Exception:  # noqa: BLE001  it may have got as far as nowhere; why it failed is on its way already
-            return
 
     def engage_exactly(self, wanted: Levers) -> Toggle:
         """Engage exactly `wanted`; a lever with other settings is released first.

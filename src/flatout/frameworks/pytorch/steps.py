@@ -11,30 +11,23 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from itertools import count
 from threading import get_ident
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from flatout.frameworks.pytorch.observe.clock import BASE
 from flatout.frameworks.pytorch.seams.owners import num_optimizers, with_gradients
-from flatout.frameworks.pytorch.seams.patches import Patch
+from flatout.frameworks.pytorch.seams.patches import Patch, remove_all
 from flatout.frameworks.pytorch.seams.rhythm import Rhythm
 from flatout.frameworks.pytorch.seams.update_hooks import UpdateHook, leave_uncompiled, nothing, within_update
 from flatout.guest.tracebacks import hide_ours
 from flatout.records.facts import EndedBy
-
-if TYPE_CHECKING:
-    from flatout.frameworks.contract import StepListener
-    from flatout.frameworks.pytorch.input.loaders import Loaders
-    from flatout.frameworks.pytorch.numerics.capture import Capture
-    from flatout.frameworks.pytorch.observe.observer import Observer
-    from flatout.frameworks.pytorch.seams.calls import Calls
-    from flatout.frameworks.pytorch.session import Session
 
 BACKWARDS_WITHOUT_UPDATE = 20
 """After so many backward passes without an optimizer update that shows, fetches and calls are taken for steps."""
@@ -46,41 +39,13 @@ PATIENCE_S = 10.0
 """Seconds for which optimizers that have not updated yet are waited for before an order is believed."""
 
 
-class Followed(Protocol):
-    """Whose steps are followed: its parts, and what it is told of."""
-
-    calls: Calls
-    loaders: Loaders
-    observer: Observer
-    session: Session
-    capture: Capture
-    listener: StepListener | None
-
-    def end_of_step(self) -> None:
-        """A step has ended."""
-
-    def meet(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer makes its first update, or has groups that it had not."""
-
-    def meet_gradients(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Parameters are trained without an optimizer that shows."""
-
-    def is_ours(self, problem: BaseException) -> bool:
-        """Whether what was raised in a hook is a failure of ours, which is then noted."""
-
-    def fail(self, stage: str, problem: BaseException) -> None:
-        """Something of ours went wrong; training goes on."""
-
-
 class Steps:
-    """Follows one process's updates."""
+    """Follows one process's updates; `framework` is the adapter, which stands above and is told."""
 
-    def __init__(self, framework: Followed) -> None:
+    def __init__(self, framework: Any) -> None:
         self._framework = framework
         self.rhythm = Rhythm()
-        self._known: dict[int, Known] = {}
-        """By the optimizer's `id`, which may be another's once it is gone."""
-        self._places: list[Known] = []
+        self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, Known] = weakref.WeakKeyDictionary()
         self._before: UpdateHook | None = None
         self._after: UpdateHook | None = None
         self.coasts = False
@@ -93,8 +58,6 @@ class Steps:
         """Updates begun since the last one that was part of no other ended; those that raised count too."""
         self._has_pushed = False
         """Whether the phase of the update under way was begun here, because no patch of `step` did."""
-        self._spent_before_s = 0.0
-        """The optimizer's time in this step until then."""
         self._num_backwards = 0
         self._num_since_end = 0
         """Backward passes since a step ended without an update."""
@@ -107,14 +70,17 @@ class Steps:
         """What ends a step."""
 
     @property
-    def num_updates(self) -> int:
-        """Updates in one step."""
-        return self.rhythm.num_updates
-
-    @property
     def num_missed(self) -> int:
-        """Steps made before it was known what a step is."""
-        return self.rhythm.num_missed + self._missed_by_hand()
+        """Steps made before it was known what a step is.
+
+        Without updates that show: by the backward passes that a step has taken since; the last one counts too, which
+        nothing follows that would end it.
+        """
+        since = self._num_backwards - self._limit
+        if not self._num_ended or since <= 0:
+            return self.rhythm.num_missed
+        by_hand = round((self._limit - 1) * self._num_ended / since) + bool(self._num_since_end)
+        return self.rhythm.num_missed + by_hand
 
     @property
     def since_s(self) -> float | None:
@@ -136,12 +102,9 @@ class Steps:
             if hook is not None:
                 hook.remove()
         self._before = self._after = None
-        for patch in self._patches:
-            patch.remove()
-        self._patches = []
+        remove_all(self._patches)
         self._stop_counting()
         self._known.clear()
-        self._places.clear()
 
     # -- updates -------------------------------------------------------------------------------------------------
 
@@ -169,37 +132,21 @@ class Steps:
                 return None
             if self._num_begun > 1 and within_update(sys._getframe(1).f_back):
                 return None
-            if is_deep:
-                self._begin_phase()
+            if is_deep and framework.observer.clock.top != "optimizer":  # no patch of `step` has said so already
+                framework.observer.push("optimizer")
+                self._has_pushed = True
             return self._with_closure(optimizer, args, kwargs)
         except BaseException as problem:
             if framework.is_ours(problem):
                 return None
             raise
 
-    def _begin_phase(self) -> None:
-        """An update begins: its time is the optimizer's, unless a patch of `step` has said so already."""
-        observer = self._framework.observer
-        clock = observer.clock
-        if self._has_pushed and clock.top == "optimizer":  # the last update raised, and no patch saw it
-            self._has_pushed = False
-            observer.pop("optimizer")
-            clock.disown("optimizer", self._spent_before_s)
-        if clock.top != "optimizer":
-            observer.push("optimizer")
-            self._has_pushed = True
-            self._spent_before_s = clock.spent("optimizer")
-
     def known_of(self, optimizer: torch.optim.Optimizer) -> Known:
         """What is known of the optimizer; a new one takes the place of one that is gone."""
-        known = self._known.get(id(optimizer))
-        if known is not None and known.optimizer() is optimizer:
-            return known
-        place = next((n for n, k in enumerate(self._places) if k.optimizer() is None), len(self._places))
-        known = Known(weakref.ref(optimizer), place)
-        self._places[place : place + 1] = [known]
-        self._known = {key: k for key, k in self._known.items() if k.optimizer() is not None}
-        self._known[id(optimizer)] = known
+        known = self._known.get(optimizer)
+        if known is None:
+            taken = {one.place for one in self._known.values()}
+            known = self._known[optimizer] = Known(next(place for place in count() if place not in taken))
         return known
 
     def _begin(self) -> None:
@@ -210,34 +157,39 @@ class Steps:
         self.rhythm.expect(num_optimizers())
 
     def _with_closure(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        """Tell of the last update: now, or, where a closure is still to compute the gradients, after it."""
-        framework = self._framework
+        """Tell of the last update: now, or, where a closure is still to compute the gradients, after it.
+
+        What a closure does is no part of the update.
+        """
+        framework, observer = self._framework, self._framework.observer
+        is_deep = observer.is_deep
         last = framework.capture.active and self.rhythm.next_ends()
         if framework.capture.active:
             framework.capture.before_update(optimizer, last=last)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if not callable(closure) or not (last or framework.observer.is_deep):
+        if not callable(closure) or not (last or is_deep):
             if last:
                 self.tell_update()
             return None
-        observed = framework.observer.around_closure(closure) if framework.observer.is_deep else closure
-        if last:
-            observed = self._telling(observed)
-        if "closure" in kwargs:
-            return args, {**kwargs, "closure": observed}
-        return (args[0], observed, *args[2:]), kwargs
 
-    def _telling(self, closure: Callable[..., Any]) -> Callable[..., Any]:
-        def told(*args: Any, **kwargs: Any) -> Any:
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            if is_deep:
+                observer.push(BASE)
             try:
                 result = closure(*args, **kwargs)
             except BaseException as problem:
                 hide_ours(problem)
                 raise
-            self.tell_update()  # again at each evaluation of the closure; only the first finds somebody waiting
+            finally:
+                if is_deep:
+                    observer.pop(BASE)
+            if last:
+                self.tell_update()  # again at each evaluation of the closure; only the first finds somebody waiting
             return result
 
-        return told
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": observed}
+        return (args[0], observed, *args[2:]), kwargs
 
     def tell_update(self) -> None:
         """Gradients are complete: whoever waits for that compares now."""
@@ -254,9 +206,6 @@ class Steps:
             known = self.known_of(optimizer)
             framework.session.flags.after_update(optimizer)
             if self._num_begun > 1 and within_update(sys._getframe(1).f_back):
-                if not known.is_part:  # none of its own is to be waited for
-                    known.is_part = True
-                    self.rhythm.expect_one_less()
                 return
             self._num_begun = 0
             if self._has_pushed:
@@ -320,19 +269,9 @@ class Steps:
             self._framework.calls.thread = get_ident()
             self._framework.loaders.on_fetch = lambda: self._ended("loader")
             self._framework.calls.on_training_call = lambda: self._ended("call")
-            self._framework.meet_gradients(with_gradients())
+            self._framework.look_for(with_gradients())
         except Exception as problem:  # noqa: BLE001
             self._framework.fail("recorder", problem)
-
-    def _missed_by_hand(self) -> int:
-        """Steps before it was clear that no update will show, by the backward passes that a step has taken since.
-
-        The last one counts too: nothing follows that would end it.
-        """
-        since = self._num_backwards - self._limit
-        if not self._num_ended or since <= 0:
-            return 0
-        return round((self._limit - 1) * self._num_ended / since) + bool(self._num_since_end)
 
     def _ended(self, by: EndedBy) -> None:
         """A batch is asked for, or the model called; if gradients were taken since the last time, a step is over."""
@@ -358,19 +297,10 @@ class Steps:
 
 @dataclass(slots=True)
 class Known:
-    """An optimizer that has updated.
+    """An optimizer that has updated: its number in the order of updates."""
 
-    Attributes:
-        optimizer: Which.
-        place: Its number in the order of updates.
-        num_groups: Parameter groups that it had when it was met; -1 before.
-        is_part: Whether it has updated within another one's update, or its own.
-    """
-
-    optimizer: weakref.ref[torch.optim.Optimizer]
     place: int
-    num_groups: int = -1
-    is_part: bool = False
+    num_groups: int = -1  # when it was met
 
 
 def followed() -> bool:

@@ -50,18 +50,20 @@ class ChannelsLast(Lever):
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
         strides: dict[tuple[int, str], tuple[int, ...]] = {}
         session.kept[self.name] = strides
-        shared = Counter(_storage(p) for p in session.parameters())
+        strided = [p for p in session.parameters() if p.layout is torch.strided]
+        shared = Counter(p.untyped_storage().data_ptr() for p in strided)
 
         def move(value: torch.Tensor, owner: torch.Tensor, what: str) -> torch.Tensor:
-            if not _may_move(owner) or shared[_storage(owner)] > 1:
+            if not _may_move(owner) or shared[owner.untyped_storage().data_ptr()] > 1:
                 return value
-            moved = _laid_out(value, formats[value.dim()])
             strides[id(owner), what] = value.stride()
-            return moved
+            return value.to(memory_format=formats[value.dim()])
 
         def convert(value: torch.Tensor) -> torch.Tensor:
             if value.dim() in formats and value.is_floating_point() and value.layout is torch.strided:
-                return _laid_out(value, formats[value.dim()])
+                # `contiguous` would leave the strides where a dimension has size 1, and operations choose their kernels
+                # by them (the first convolution of a model for grey images: backward 2.4 times as long)
+                return value.to(memory_format=formats[value.dim()])
             return value
 
         def around(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -95,36 +97,16 @@ class ChannelsLast(Lever):
         moved = {owner for owner, _ in session.kept.get(self.name, ())}
         weights = [p for p in session.parameters() if id(p) in moved]
         telling = [p for p in weights if min(p.shape[1:]) > 1]  # of size 1 both layouts are the same
-        if not all(p.is_contiguous(memory_format=_format(torch, p)) for p in telling):
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        if not all(p.is_contiguous(memory_format=formats[p.dim()]) for p in telling):
             return None
         return f"{len(weights)} convolution weights lie in channels_last" if weights else None
 
 
-def _laid_out(value: torch.Tensor, memory_format: Any) -> torch.Tensor:
-    """The tensor with the strides of the format, also where a dimension of size 1 makes others pass for it.
-
-    `contiguous` would leave such a tensor as it is; operations choose their kernels by strides, and take it for the
-    other format (the first convolution of a model for grey images: backward 2.4 times as long).
-    """
-    return value.to(memory_format=memory_format)
-
-
-def _format(torch: Any, value: torch.Tensor) -> Any:
-    return torch.channels_last if value.dim() == 4 else torch.channels_last_3d
-
-
-def _storage(value: torch.Tensor) -> int:
-    return value.untyped_storage().data_ptr() if value.layout is _strided() else id(value)
-
-
 def _may_move(owner: torch.Tensor) -> bool:
     """Whether it is an image-like tensor with a storage of its own, of which nobody keeps another view."""
-    if owner.dim() not in (4, 5) or not owner.is_floating_point() or owner.layout is not _strided():
-        return False
-    return owner.untyped_storage().nbytes() == owner.numel() * owner.element_size()
-
-
-def _strided() -> Any:
     import torch
 
-    return torch.strided
+    if owner.dim() not in (4, 5) or not owner.is_floating_point() or owner.layout is not torch.strided:
+        return False
+    return owner.untyped_storage().nbytes() == owner.numel() * owner.element_size()

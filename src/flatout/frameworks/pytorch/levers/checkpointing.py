@@ -20,7 +20,6 @@ from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.seams.calls import OuterCall
     from flatout.frameworks.pytorch.session import Session
 
 
@@ -48,11 +47,14 @@ class Checkpointing(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Put the other way to compute into each block."""
+        from flatout.frameworks.pytorch.seams.blocks import BlockCall, repeated_blocks
+        from flatout.frameworks.pytorch.seams.recomputation import Recomputed
         from flatout.frameworks.pytorch.session import Unavailable
 
         for call in session.calls.found:
             if self.name not in call.kept:
-                call.kept[self.name] = _seams(call, session)
+                made = [(block, Recomputed()) for group in repeated_blocks(call.module) for block in group]
+                call.kept[self.name] = [(BlockCall(block, other, session.calls), other) for block, other in made]
         before = [(seam, other, other.num_recomputed) for seam, other in _of(session)]
         if not before:
             raise Unavailable("no repeated blocks (three or more alike in one list or sequence)")
@@ -71,15 +73,6 @@ class Checkpointing(Lever):
         before = session.kept.get(self.name, ())
         num = sum(other.num_recomputed > former for _, other, former in before)
         return f"{num} of {len(before)} blocks computed again in the backward" if num else None
-
-
-def _seams(call: OuterCall, session: Session) -> list[Any]:
-    from flatout.frameworks.pytorch.seams.blocks import BlockCall, repeated_blocks
-    from flatout.frameworks.pytorch.seams.recomputation import Recomputed
-
-    blocks = [block for group in repeated_blocks(call.module) for block in group]
-    made = [(block, Recomputed()) for block in blocks]
-    return [(BlockCall(block, other, session.calls), other) for block, other in made]
 
 
 def _of(session: Session) -> list[Any]:

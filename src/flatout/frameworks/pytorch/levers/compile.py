@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.records.ceilings import Machine
@@ -49,6 +50,10 @@ MANY_BLOCKS = 12
 
 MANY_SHAPES = 3
 """Two may be a last batch that is smaller, for which PyTorch compiles once more."""
+
+_OURS = "flatout_call"
+_LIMITS = "compile: limits reached"
+_GRADIENTS = "compile: gradients out of recorded graphs"
 
 
 class Compile(Lever):
@@ -87,7 +92,8 @@ class Compile(Lever):
             words.insert(0 if num_blocks >= MANY_BLOCKS else 1, "regional")
         if any(model.num_input_shapes >= MANY_SHAPES for model in facts.models):
             words.insert(0, "dynamic")
-        words += ["reduce-overhead"] * _can_be_recorded(facts)
+        same = all(model.num_input_shapes == 1 and model.calls_per_step == 1 for model in facts.models)
+        words += ["reduce-overhead"] * (facts.device == "cuda" and same and not facts.distributed)
         return tuple({"mode": word} if word else {} for word in (*words, "max-autotune"))
 
     def worth_after(self, settings: Mapping[str, Setting], brought: Mapping[str, str]) -> bool:
@@ -109,7 +115,7 @@ class Compile(Lever):
         if mode == "reduce-overhead" and session.device != "cuda":
             raise Unavailable("CUDA graphs need a model on a CUDA device")
         limits = session.kept.setdefault(_LIMITS, [])
-        session.kept[self.name] = _Configured(session.cache_folder, limits)
+        session.kept[self.name] = _configured(session.cache_folder, limits)
         for call in session.calls.found:
             kept = f"{self.name} {mode}"
             if kept not in call.kept:
@@ -117,8 +123,13 @@ class Compile(Lever):
             call.compute, seams = call.kept[kept]
             for seam in seams:
                 seam.install()
-        if mode == "reduce-overhead":
-            _record(session)
+        if mode == "reduce-overhead":  # results of one step are its own, and each step begins anew
+            from torch.compiler import cudagraph_mark_step_begin
+
+            from flatout.frameworks.pytorch.seams.recorded_graphs import OwnGradients
+
+            session.kept[_GRADIENTS] = OwnGradients(session.parameters())
+            session.at_step_end[self.name] = cudagraph_mark_step_begin
 
     def release(self, session: Session) -> None:
         """Compute as plain again; the compiled form is kept for another time."""
@@ -133,83 +144,52 @@ class Compile(Lever):
             own_gradients.remove()
         configured = session.kept.pop(self.name, None)
         if configured is not None:
-            configured.undo()
+            configured.close()
 
     def evidence(self, session: Session) -> str | None:
         """Graphs that were compiled, and whether PyTorch gave up compiling more of them."""
         from torch._dynamo.utils import counters
+
+        from flatout.frameworks.pytorch.seams.recorded_graphs import num_recorded
 
         num = int(counters["stats"]["unique_graphs"])
         if not num:
             return None
         limits = session.kept.get(_LIMITS)
         end = f"; PyTorch's limit of {limits[0]} was reached: other shapes and values run as plain" if limits else ""
-        if _GRADIENTS in session.kept:
-            from flatout.frameworks.pytorch.seams.recorded_graphs import num_recorded
-
-            recorded = num_recorded()
-            return f"{num} graph{'s' * (num != 1)} compiled, {recorded} recorded{end}" if recorded else None
-        return f"{num} graph{'s' * (num != 1)} compiled{end}"
+        recorded = num_recorded() if _GRADIENTS in session.kept else None
+        if recorded == 0:
+            return None
+        return f"{num} graph{'s' * (num != 1)} compiled" + (f", {recorded} recorded" if recorded else "") + end
 
 
-class _Configured:
-    """PyTorch's compiler as the lever needs it, until `undo`."""
+def _configured(cache_folder: str | None, limits: list[str]) -> ExitStack:
+    """PyTorch's compiler as the lever needs it, until closed; limits that it hits are noted, not printed."""
+    import logging
 
-    def __init__(self, cache_folder: str | None, limits: list[str]) -> None:
-        import logging
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
 
-        import torch._functorch.config as functorch
-        import torch._inductor.config as inductor
+    undo = ExitStack()
+    for module, name in ((inductor, "fallback_random"), (functorch, "force_non_lazy_backward_lowering")):
+        if hasattr(module, name):
+            undo.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, True)
+    if cache_folder is not None and CACHE_VARIABLE not in os.environ:
+        os.environ[CACHE_VARIABLE] = cache_folder
+        undo.callback(os.environ.pop, CACHE_VARIABLE, None)
 
-        self._limits = limits
-        self._folder = os.environ.get(CACHE_VARIABLE)
-        if cache_folder is not None:
-            os.environ.setdefault(CACHE_VARIABLE, cache_folder)
-        self._former = [(inductor, "fallback_random", inductor.fallback_random)]
-        inductor.fallback_random = True
-        if hasattr(functorch, _EAGER_BACKWARD):
-            self._former.append((functorch, _EAGER_BACKWARD, getattr(functorch, _EAGER_BACKWARD)))
-            setattr(functorch, _EAGER_BACKWARD, True)
-        self._log = logging.getLogger("torch._dynamo.convert_frame")
-        self._log.addFilter(self._is_other)
-
-    def _is_other(self, record: Any) -> bool:
-        """Whether a line of the compiler's log has nothing to do with us; that the limit was hit is kept instead."""
+    def is_other(record: Any) -> bool:
         words = record.args if isinstance(record.args, tuple) else ()
         if "hit config." not in str(record.msg) or not any(f"'{_OURS}" in str(word) for word in words):
             return True
-        self._limits.append(str(words[1]))
+        limits.append(str(words[1]))
         return False
 
-    def undo(self) -> None:
-        """Everything as the script had it."""
-        self._log.removeFilter(self._is_other)
-        for module, name, value in self._former:
-            setattr(module, name, value)
-        if self._folder is None:
-            os.environ.pop(CACHE_VARIABLE, None)
-
-
-_EAGER_BACKWARD = "force_non_lazy_backward_lowering"
-_OURS = "flatout_call"
-_LIMITS = "compile: limits reached"
-_GRADIENTS = "compile: gradients out of recorded graphs"
-
-
-def _can_be_recorded(facts: Facts) -> bool:
-    """Whether a recording of a step can be replayed in the next: on a GPU, with one shape, one call of each model."""
-    same = all(model.num_input_shapes == 1 and model.calls_per_step == 1 for model in facts.models)
-    return facts.device == "cuda" and same and not facts.distributed
-
-
-def _record(session: Session) -> None:
-    """Results of one step are its own, and each step begins anew."""
-    import torch
-
-    from flatout.frameworks.pytorch.seams.recorded_graphs import OwnGradients
-
-    session.kept[_GRADIENTS] = OwnGradients(session.parameters())
-    session.at_step_end[Compile.name] = torch.compiler.cudagraph_mark_step_begin
+    log = logging.getLogger("torch._dynamo.convert_frame")
+    log.addFilter(is_other)
+    undo.callback(log.removeFilter, is_other)
+    return undo
 
 
 def _whole(call: OuterCall, mode: str) -> tuple[Callable[..., Any], list[Any]]:

@@ -11,9 +11,10 @@ that are there already stay as they are.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from flatout.frameworks.pytorch.lever_bases import CudaLever
 from flatout.records.ceilings import Machine
@@ -23,8 +24,8 @@ from flatout.records.trace import Setting
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
 
-VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""The newest first: PyTorch reads the first that is there."""
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""PyTorch reads the first that is there, in this order. Source: `CUDAAllocatorConfig.h` of PyTorch 2.13."""
 
 OPTION = "expandable_segments"
 
@@ -48,8 +49,7 @@ class ExpandableSegments(CudaLever):
             return reason
         if not machine.operating_system.startswith("Linux"):
             return "this is not Linux"
-        decided = environment_decides()
-        if decided:
+        if decided := environment_decides():
             return f"the environment decides already (`{decided}`)"
         memory = facts.device_memory
         if memory is None:
@@ -65,25 +65,22 @@ class ExpandableSegments(CudaLever):
 
         from flatout.frameworks.pytorch.session import Unavailable
 
-        if torch.version.cuda is None:
-            raise Unavailable("this PyTorch is built without CUDA")
-        tell = _teller()
-        if tell is None:
-            raise Unavailable("this PyTorch cannot be told in the process")
-        if environment_decides():
-            raise Unavailable("the script decides itself")
-        state = session.kept[self.name] = {"wanted": True}
-        torch.cuda._lazy_call(lambda: _tell(tell, state))
+        names = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
+        tell = next((found for name in names if (found := getattr(torch._C, name, None)) is not None), None)
+        if torch.version.cuda is None or tell is None:
+            raise Unavailable("this PyTorch is built without CUDA, or cannot be told in the process")
+
+        def told() -> None:
+            # all at once: telling it anew forgets what is not said again
+            own = next((text for name in VARIABLES if (text := os.environ.get(name, "").strip(" ,"))), "")
+            with contextlib.suppress(Exception):  # then there is no evidence of an effect, which is said
+                if not environment_decides():
+                    tell(f"{own},{OPTION}:True" if own else f"{OPTION}:True")
+
+        torch.cuda._lazy_call(told)
 
     def release(self, session: Session) -> None:
-        """New memory is taken in pieces again; what has grown stays until the process ends."""
-        state = session.kept.pop(self.name, None)
-        tell = _teller()
-        if state is None or tell is None:
-            return
-        state["wanted"] = False
-        if state.get("told"):
-            tell(joined("False"))
+        """It stays until the process ends."""
 
     def evidence(self, session: Session) -> str | None:
         """The pieces of memory that can grow, and what they hold."""
@@ -91,10 +88,9 @@ class ExpandableSegments(CudaLever):
 
         if not torch.cuda.is_initialized():
             return None
-        grown = [one for one in torch.cuda.memory_snapshot() if one.get("is_expandable")]
-        num_bytes = sum(one["total_size"] for one in grown)
+        grown = [one["total_size"] for one in torch.cuda.memory_snapshot() if one.get("is_expandable")]
         num = len(grown)
-        return f"{num} segment{'s' * (num != 1)} that can grow, {num_bytes / 2**20:,.0f} MiB" if num else None
+        return f"{num} segment{'s' * (num != 1)} that can grow, {sum(grown) / 2**20:,.0f} MiB" if num else None
 
 
 def environment_decides() -> str | None:
@@ -104,27 +100,3 @@ def environment_decides() -> str | None:
         if OPTION in text or "cudaMallocAsync" in text:  # which is CUDA's own allocator, and has no segments
             return name
     return None
-
-
-def joined(value: str) -> str:
-    """What the user tells PyTorch's allocator, and the option: telling it anew forgets all that is not said again."""
-    own = next((text for name in VARIABLES if (text := os.environ.get(name, "").strip(" ,"))), "")
-    return ",".join(filter(None, (own, f"{OPTION}:{value}")))
-
-
-def _teller() -> Callable[[str], Any] | None:
-    import torch
-
-    names = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
-    return next((found for name in names if (found := getattr(torch._C, name, None)) is not None), None)
-
-
-def _tell(tell: Callable[[str], Any], state: dict[str, bool]) -> None:
-    """Called by PyTorch as it initialises CUDA, which must not fail because of us."""
-    if not state["wanted"] or environment_decides():
-        return
-    try:
-        tell(joined("True"))
-    except Exception:  # noqa: BLE001  then there is no evidence of an effect, which is said
-        return
-    state["told"] = True

@@ -8,8 +8,10 @@ dimensions divisible by 16, are replaced. It gains most with `compile`, which fu
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -65,6 +67,7 @@ class Float8(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Have the layers made, and put them in place inside each outermost call."""
+        from flatout.frameworks.pytorch.seams.regions import Region
         from flatout.frameworks.pytorch.session import Unavailable
 
         try:
@@ -77,7 +80,8 @@ class Float8(Lever):
             swaps = _swaps(call.module, torchao.convert_to_float8_training, torchao.Float8LinearConfig)
             num += len(swaps)
             if swaps:
-                region = call.kept[self.name] = _region(swaps)
+                write, ours = (functools.partial(_put, swaps, which) for which in (0, 1))
+                region = call.kept[self.name] = Region(lambda: True, write, ours)
                 call.arounds[self.name] = _around(region, seen)
         if not num:
             raise Unavailable("no Linear layer could be replaced")
@@ -114,33 +118,21 @@ def _fits(module: Any, name: str) -> bool:
 def _swaps(model: nn.Module, convert: Any, configure: Any) -> list[Swap]:
     """Each place of a layer with the script's own layer and the one that is made for it; the model is left as it is."""
     places = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()]
+    found = []
     try:
         # padded, because a batch may have any number of rows
         convert(model, module_filter_fn=_fits, config=configure(pad_inner_dim=True))
-        made = [(parent, name, (child, parent._modules[name])) for parent, name, child in places]
-        found = [(parent, name, (child, other)) for parent, name, (child, other) in made if other not in (None, child)]
+        for parent, name, child in places:
+            other = parent._modules[name]
+            if other not in (None, child) and all(map(operator.is_, child.parameters(), other.parameters())):
+                found.append((parent, name, (child, other)))
     finally:
         for parent, name, child in places:
-            if parent._modules.get(name) is not child:
-                parent._modules[name] = child
-    return [
-        (parent, name, (child, other))
-        for parent, name, (child, other) in found
-        if other is not None and all(map(_is_same, child.parameters(), other.parameters()))
-    ]
+            parent._modules[name] = child
+    return found
 
 
-def _is_same(first: object, second: object) -> bool:
-    return first is second
-
-
-def _region(swaps: list[Swap]) -> Region:
-    from flatout.frameworks.pytorch.seams.regions import Region
-
-    return Region(lambda: True, lambda _: _put(swaps, 0), lambda: _put(swaps, 1))
-
-
-def _put(swaps: list[Swap], which: int) -> None:
+def _put(swaps: list[Swap], which: int, *_: Any) -> None:
     """Put the script's own layers (0) or the others (1) in their places, unless the script has put its own there."""
     for parent, name, pair in swaps:
         if parent._modules.get(name) in pair:
@@ -149,21 +141,12 @@ def _put(swaps: list[Swap], which: int) -> None:
 
 
 def _around(region: Region, seen: set[str]) -> Around:
-    looked = False
-
-    def around(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        nonlocal looked
-        first, looked = not looked, True
-        return region.call(_noting_products(compute, seen) if first else compute, args, kwargs)
-
-    return around
-
-
-def _noting_products(compute: Compute, seen: set[str]) -> Compute:
-    """The call, which notes whether the product of float8 is asked for: by torchao, or by the compiler's tracing."""
+    """The call in the region; in the first it is noted whether torchao, or a compiler, asks for the product."""
     import torch
 
     from flatout.frameworks.pytorch.seams.patches import Patch
+
+    looked = False
 
     def noting(original: Any, patch: Patch) -> Any:
         def product(*args: Any, **kwargs: Any) -> Any:
@@ -172,11 +155,14 @@ def _noting_products(compute: Compute, seen: set[str]) -> Compute:
 
         return product
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        patch = Patch(torch, "_scaled_mm", noting)
+    def around(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal looked
+        if looked:
+            return region.call(compute, args, kwargs)
+        looked, patch = True, Patch(torch, "_scaled_mm", noting)
         try:
-            return compute(*args, **kwargs)
+            return region.call(compute, args, kwargs)
         finally:
             patch.remove()
 
-    return call
+    return around

@@ -17,17 +17,43 @@ if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
 
 
-class FusedOptimizer(Lever):
+class FlagOfUpdates(Lever):
+    """A flag of PyTorch's optimizers, in the updates of those that can have it."""
+
+    shortens: ClassVar = ("optimizer",)
+    class_ = "rounding"
+    check = "updates"
+    needs_whole_parameters = True
+    flag: ClassVar[str]
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """Set the flag in each update."""
+        from flatout.frameworks.pytorch.seams import optimizers
+
+        can = {"fused": optimizers.can_fuse, "foreach": optimizers.can_foreach}[self.flag]
+        for optimizer in filter(can, session.optimizers):
+            session.flags.engage(optimizer, {self.flag: True})
+
+    def release(self, session: Session) -> None:
+        """Update as the script says."""
+        session.flags.release(self.flag)
+
+    def evidence(self, session: Session) -> str | None:
+        """Updates that carried the flag."""
+        num, updates = session.flags.num_optimizers(self.flag), session.flags.num_updates
+        return (
+            f"{num} of {len(session.optimizers)} optimizers {self.flag} in {updates} updates" if num * updates else None
+        )
+
+
+class FusedOptimizer(FlagOfUpdates):
     """`fused=True` on optimizers that have it."""
 
     name = "fused_optimizer"
     summary = "the optimizer's update in one kernel per parameter"
-    class_ = "rounding"
-    shortens: ClassVar = ("optimizer",)
-    check = "updates"
     moves_state = True
-    needs_whole_parameters = True
     conflicts: ClassVar = ("foreach_optimizer",)
+    flag = "fused"
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """Optimizers that can and do not yet."""
@@ -40,22 +66,3 @@ class FusedOptimizer(Lever):
         if facts.grad_scaler:
             return "a gradient scaler is in use, whose protocol with a fused update is not ours to change"
         return None
-
-    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
-        """Set the flag in each update."""
-        from flatout.frameworks.pytorch.seams.optimizers import can_fuse
-
-        for optimizer in session.optimizers:
-            if can_fuse(optimizer):
-                session.flags.engage(optimizer, {"fused": True})
-
-    def release(self, session: Session) -> None:
-        """Update as the script says."""
-        session.flags.release("fused")
-
-    def evidence(self, session: Session) -> str | None:
-        """Updates that carried the flag."""
-        num = session.flags.num_optimizers("fused")
-        if not num or not session.flags.num_updates:
-            return None
-        return f"{num} of {len(session.optimizers)} optimizers fused in {session.flags.num_updates} updates"

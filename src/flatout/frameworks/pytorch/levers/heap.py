@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-DEFAULT_TRIM_BYTES, DEFAULT_MMAPS = 128 * 1024, 65536
 """Source: `mallopt(3)`, Linux manual pages."""
 
 MOST_TRIM_BYTES = 2**31 - 1
@@ -59,8 +58,7 @@ class Heap(Lever):
         """On Linux with glibc, where page faults take a part of the step and the environment has not decided."""
         if not machine.operating_system.startswith("Linux"):
             return "this is not Linux"
-        decided = environment_decides()
-        if decided:
+        if decided := environment_decides():
             return f"the environment decides already (`{decided}`)"
         return why_not_worth_it(facts)
 
@@ -73,8 +71,7 @@ class Heap(Lever):
         from flatout.frameworks.pytorch.session import Unavailable
         from flatout.machine.control_groups import free_memory_bytes
 
-        reason = why_not_glibc()
-        if reason is not None:
+        if reason := why_not_glibc():
             raise Unavailable(reason)
         share = (free_memory_bytes() or 0) // 4
         c = c_library()
@@ -82,19 +79,18 @@ class Heap(Lever):
             raise Unavailable("glibc refuses the settings")
 
     def release(self, session: Session) -> None:
-        """What glibc starts with, and free memory given back; but it no longer adapts its thresholds by itself."""
-        if why_not_glibc() is None:
-            c = c_library()
-            c.mallopt(M_MMAP_MAX, DEFAULT_MMAPS)
-            c.mallopt(M_TRIM_THRESHOLD, DEFAULT_TRIM_BYTES)
-            c.malloc_trim(0)
+        """It stays until the process ends."""
 
     def evidence(self, session: Session) -> str | None:
         """A large block that comes from the heap, and the page faults that are left in a step."""
         if why_not_glibc() is not None or is_mapping_of_its_own(PROBE_BYTES):
             return None
-        num = session.page_faults.per_step
-        return "large blocks come from the heap" + ("" if num is None else f", {num:,} page faults a step")
+        return "large blocks come from the heap" + per_step(session.page_faults.per_step)
+
+
+def per_step(num: int | None) -> str:
+    """The page faults that are left, behind other evidence."""
+    return "" if num is None else f", {num:,} page faults a step"
 
 
 def without_faults(facts: Facts) -> float:

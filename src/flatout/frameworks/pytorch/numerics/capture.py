@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from flatout.frameworks.contract import CAPTURE_BYTES
 from flatout.frameworks.pytorch.numerics.differences import Gradients
+from flatout.frameworks.pytorch.numerics.gradient_calls import GradientCalls
 from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
-from flatout.frameworks.pytorch.seams.patches import Patch
+from flatout.frameworks.pytorch.seams.patches import Patch, remove_all
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
-
-if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.numerics.gradient_calls import Clearing, Clipping, GradientCalls
 
 
 class CapturedCall:
@@ -43,7 +41,9 @@ class CapturedCall:
         """Parameters that were updated within the step after this call, as they were."""
         self.autocast_off = False
         """Whether the call is made without the autocast that the script had around it."""
-        self._autocasts = [(kind, *_autocast(kind)) for kind in ("cpu", "cuda")]
+        self._autocasts = [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
+        ]
         self._cached = torch.is_autocast_cache_enabled()
         self._parameters = _kinds(call)
 
@@ -110,10 +110,6 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def _autocast(kind: str) -> tuple[bool, torch.dtype]:
-    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-
-
 class Capture:
     """Keeps the calls of two consecutive steps when asked to."""
 
@@ -134,17 +130,7 @@ class Capture:
         self.on_backward: Callable[[], None] | None = None
         """Told after each backward of the second step."""
         self._patches: list[Patch] = []
-        self._gradient_calls: GradientCalls | None = None
-
-    @property
-    def clearings(self) -> Sequence[Clearing]:
-        """The script's own ways of setting gradients to zero, as far as they were seen."""
-        return self._gradient_calls.clearings if self._gradient_calls is not None else ()
-
-    @property
-    def clippings(self) -> Sequence[Clipping]:
-        """How the script has clipped its gradients since its latest backward pass."""
-        return self._gradient_calls.clippings if self._gradient_calls is not None else ()
+        self.gradient_calls = GradientCalls(self._note_clearing)
 
     def want(self) -> None:
         """Keep the next two steps; the first begins now, at a boundary."""
@@ -152,10 +138,7 @@ class Capture:
         self.active = True
         self._calls.refresh()
         self._calls.capture = self._record
-        from flatout.frameworks.pytorch.numerics.gradient_calls import GradientCalls  # in trials only
-
-        self._gradient_calls = GradientCalls(self._note_clearing)
-        self._gradient_calls.install()
+        self.gradient_calls.install()
         self._patches.append(Patch(torch.autograd, "backward", self._noting_gradients))
 
     def at_boundary(self) -> None:
@@ -174,12 +157,8 @@ class Capture:
         self.former, self.present = [], []
         self.own_gradients, self.optimizer, self.on_backward = {}, None, None
         self._calls.capture = None
-        for patch in reversed(self._patches):
-            patch.remove()
-        self._patches = []
-        if self._gradient_calls is not None:
-            self._gradient_calls.remove()
-        self._gradient_calls = None
+        remove_all(self._patches)
+        self.gradient_calls.remove()
 
     def before_update(self, optimizer: torch.optim.Optimizer, *, last: bool) -> None:
         """An optimizer is about to update; parameters that calls of this step have used are kept as they are."""
@@ -251,8 +230,8 @@ class Capture:
         def backward(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             own = not self._calls.inside  # a checkpoint calls backward within a replay as well
-            if patch.active and own and self._gradient_calls is not None:
-                self._gradient_calls.clippings.clear()
+            if patch.active and own:
+                self.gradient_calls.clippings.clear()
             if patch.active and self.complete and own and not torch.compiler.is_compiling():
                 self._note_gradients()
                 if self.on_backward is not None:

@@ -29,6 +29,7 @@ from flatout.frameworks.pytorch.numerics.differences import (
     square,
     summary,
 )
+from flatout.frameworks.pytorch.numerics.gradient_calls import clip, explained
 from flatout.frameworks.pytorch.numerics.replay import Replayed, Replayer, half
 from flatout.frameworks.pytorch.numerics.updates import (
     Moved,
@@ -67,12 +68,12 @@ class Numerics:
                 found = {
                     "gradients": self._gradients,
                     "updates": self._updates,
-                    "batches": self._batches,
+                    "batches": lambda wanted: compare_batches(self._session, wanted),
                 }[check](levers)
                 if isinstance(found, str):
                     missing.append(found)
                 else:
-                    differences += found
+                    differences += [found] if isinstance(found, Difference) else found
         finally:
             self._capture.drop()
             self._session.engage_exactly({})
@@ -135,7 +136,9 @@ class Numerics:
         return dataclasses.replace(
             found,
             error=found.error if buffers_error <= found.error else buffers_error,
-            random_states_equal=_stand_alike(changed, first),
+            random_states_equal=changed.random is not None
+            and first.random is not None
+            and changed.random.equals(first.random),
             finite=changed.finite or not first.finite,
             detail=self._told(changed.gradients, first.gradients, buffer if buffers_error > found.error else None),
         )
@@ -197,7 +200,7 @@ class Numerics:
 
     # -- updates -------------------------------------------------------------------------------------------------
 
-    def _updates(self, levers: Levers) -> list[Difference] | str:
+    def _updates(self, levers: Levers) -> Difference | str:
         optimizers = [o for o in self._session.optimizers if has_gradients(o)]
         if any(isinstance(o, torch.optim.LBFGS) for o in optimizers):
             return "an optimizer with a closure cannot be replayed"
@@ -223,7 +226,7 @@ class Numerics:
             snapshot.restore()
             random.restore()
         parameter, key, multiple = worst_update(changed, plain, snapshot)
-        found = dataclasses.replace(
+        return dataclasses.replace(
             summary("updates", apart(changed.parameters, plain.parameters), self._name),
             baseline_error=baseline_error,
             random_states_equal=changed.random.equals(plain.random),
@@ -231,59 +234,39 @@ class Numerics:
             multiple=multiple,
             multiple_of=f"{self._name(parameter)}{f' ({key})' if key else ''}",
         )
-        return [found]
 
     def _clipping(self, optimizers: Sequence[torch.optim.Optimizer]) -> Callable[[float], None] | None:
         """The script's own clipping, to be made again before each update; None where there is none to be followed."""
-        from flatout.frameworks.pytorch.numerics.gradient_calls import clip, explained  # in trials only
-
-        clippings = list(self._capture.clippings)
+        clippings = list(self._capture.gradient_calls.clippings)
         unclipped = dict(self._capture.own_gradients)
         parameters = [p for o in optimizers for group in o.param_groups for p in group["params"]]
         if not explained(clippings, unclipped, parameters):
             return None
         return lambda factor: clip(clippings, unclipped, factor)
 
-    # -- batches -------------------------------------------------------------------------------------------------
-
-    def _batches(self, levers: Levers) -> list[Difference] | str:
-        found = compare_batches(self._session, levers)
-        return found if isinstance(found, str) else [found]
-
     # -- scaling -------------------------------------------------------------------------------------------------
 
     def scale(self) -> Scaling | None:
         """Seconds of the captured calls at full and at half batch, in turn."""
-        try:
-            calls = self._capture.present
-            if not any(g is not None for c in calls for g in c.gradients):
-                return None
-            halves = [half(c) for c in calls]
-            if any(h is None for h in halves):
-                return None
-            return self._time_scaling(calls, [h for h in halves if h is not None])
-        finally:
-            self._capture.drop()
-
-    def _time_scaling(self, calls: list[CapturedCall], halves: list[CapturedCall]) -> Scaling | None:
-        run = self._replayer.run
-        try:
-            run(halves)
-        except (RuntimeError, ValueError, IndexError):  # the model does not take half a batch
-            return None
+        calls, run = self._capture.present, self._replayer.run
+        halves = [one for one in map(half, calls) if one is not None]
         full_s: list[float] = []
         half_s: list[float] = []
-        begun_s = perf_counter()
-        while len(full_s) < SCALING_REPEATS or perf_counter() - begun_s < SCALING_FEWEST_S:
-            full_s.append(run(calls).took_s)
-            half_s.append(run(halves).took_s)
-            if perf_counter() - begun_s > SCALING_LIMIT_S and len(full_s) >= 2:
-                break
+        try:
+            if len(halves) < len(calls) or not any(g is not None for c in calls for g in c.gradients):
+                return None
+            run(halves)
+            begun_s = perf_counter()
+            while len(full_s) < SCALING_REPEATS or perf_counter() - begun_s < SCALING_FEWEST_S:
+                full_s.append(run(calls).took_s)
+                half_s.append(run(halves).took_s)
+                if perf_counter() - begun_s > SCALING_LIMIT_S and len(full_s) >= 2:
+                    break
+        except (RuntimeError, ValueError, IndexError):  # the model does not take half a batch
+            return None
+        finally:
+            self._capture.drop()
         return Scaling(full_s=tuple(full_s), half_s=tuple(half_s))
-
-
-def _stand_alike(a: Replayed, b: Replayed) -> bool:
-    return a.random is not None and b.random is not None and a.random.equals(b.random)
 
 
 def compared_outputs(changed: Replayed, plain: Replayed) -> Difference:

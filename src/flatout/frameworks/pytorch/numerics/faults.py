@@ -61,12 +61,14 @@ class Faults:
         self._integers_again = places_changed(again, plain)
         is_quick = plain.took_s <= SLOW_S
         self._rare = _rare_inputs(replayer, self._calls) if is_quick else []
-        self._moved = _with_moved_parameters(self._calls) if is_quick else []
+        moved = zip(self._calls, shaken(self._calls, 0, SHIFT), strict=True) if is_quick else ()
+        self._moved = [call.changed(former_values=other.former_values) for call, other in moved]
         self._change = self._plain_change()
-        self._clearings = list(capture.clearings)
+        self._clearings = list(capture.gradient_calls.clearings)
         # ranks would wait for each other, and hooks of the script's own would fire, and may update
         parameters = [p for c in self._calls for p in c.call.module.parameters()]
-        self._is_hooked = _is_distributed() or any(map(_has_hooks, parameters))
+        is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self._is_hooked = is_distributed or any(map(_has_hooks, parameters))
         self._left = [] if self._is_hooked else self._left_after_clearing()
 
     def under_levers(self, changed: Replayed) -> str:
@@ -255,11 +257,6 @@ def _extreme(calls: Sequence[CapturedCall], *, zero: bool, large: bool) -> list[
     ]
 
 
-def _with_moved_parameters(calls: Sequence[CapturedCall]) -> list[CapturedCall]:
-    moved = shaken(calls, 0, SHIFT)
-    return [c.changed(former_values=m.former_values) for c, m in zip(calls, moved, strict=True)]
-
-
 def _change(found: Gradients, begun: Gradients) -> Gradients:
     return {p: found[p].double() - g.double() for p, g in begun.items() if p in found}
 
@@ -276,10 +273,6 @@ def _other_kind(changed: Replayed, plain: Replayed) -> str:
         if shape != plain_shape:
             return f"an output has the shape {list(shape)} instead of {list(plain_shape)}"
     return f"{len(changed.kinds)} outputs instead of {len(plain.kinds)}"
-
-
-def _is_distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _has_hooks(parameter: torch.Tensor) -> bool:

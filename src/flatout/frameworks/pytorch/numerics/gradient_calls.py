@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from flatout.frameworks.pytorch.seams.patches import Patch
+from flatout.frameworks.pytorch.seams.patches import Patch, remove_all
 
 CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
 
@@ -22,19 +22,11 @@ Parameters = Callable[[Any], Iterable[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clearing:
-    """One way in which the script sets gradients to zero.
-
-    Attributes:
-        target: The optimizer or module whose `zero_grad` was called.
-        kind: The class whose `zero_grad` it was; what a subclass does around it is not repeated.
-        owner: Its type's name.
-        parameters_of: The parameters that it clears.
-        args: Arguments of the call.
-        kwargs: Keyword arguments of the call.
-    """
+    """One way in which the script sets gradients to zero: a call of `zero_grad` with its arguments."""
 
     target: weakref.ref[Any]
     kind: type
+    """The class whose method it was; what a subclass does around it is not repeated."""
     owner: str
     parameters_of: Parameters
     args: tuple[Any, ...]
@@ -47,27 +39,13 @@ class Clearing:
         clear(*self.args, **self.kwargs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clipping:
-    """One call of a clipping function of `torch.nn.utils`."""
-
-    name: str
-    parameters: list[torch.Tensor]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def again(self) -> None:
-        """Call what stands under that name now, with the same arguments."""
-        getattr(torch.nn.utils, self.name)(self.parameters, *self.args, **self.kwargs)
-
-
 class GradientCalls:
     """Notes clearings and clippings from `install` to `remove`."""
 
     def __init__(self, on_clearing: Callable[[set[int]], None]) -> None:
         self.clearings: list[Clearing] = []
-        self.clippings: list[Clipping] = []
-        """Those since the latest backward pass."""
+        self.clippings: list[Callable[[], Any]] = []
+        """Those since the latest backward pass, as calls of what stands under their name when they are made again."""
         self._on_clearing = on_clearing
         self._patches: list[Patch] = []
 
@@ -85,9 +63,9 @@ class GradientCalls:
 
     def remove(self) -> None:
         """Leave nothing behind."""
-        for patch in reversed(self._patches):
-            patch.remove()
-        self._patches = []
+        remove_all(self._patches)
+        self.clearings.clear()
+        self.clippings.clear()
 
     def _noting_clearing(self, kind: type, parameters_of: Parameters) -> Callable[[Any, Patch], Any]:
         def make(original: Any, patch: Patch) -> Any:
@@ -117,7 +95,7 @@ class GradientCalls:
                 if not patch.active or torch.compiler.is_compiling():
                     return original(parameters, *args, **kwargs)
                 listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-                self.clippings.append(Clipping(name=name, parameters=listed, args=args, kwargs=dict(kwargs)))
+                self.clippings.append(lambda: getattr(torch.nn.utils, name)(listed, *args, **kwargs))
                 return original(listed, *args, **kwargs)
 
             return clip
@@ -126,7 +104,9 @@ class GradientCalls:
 
 
 def explained(
-    clippings: Sequence[Clipping], unclipped: dict[torch.Tensor, torch.Tensor], parameters: Sequence[torch.Tensor]
+    clippings: Sequence[Callable[[], Any]],
+    unclipped: dict[torch.Tensor, torch.Tensor],
+    parameters: Sequence[torch.Tensor],
 ) -> bool:
     """Whether clipping what backward left gives the gradients that are there now; they are not changed."""
     present = {p: p.grad.detach().clone() for p in parameters if p.grad is not None}
@@ -143,10 +123,12 @@ def explained(
                 parameter.grad.data.copy_(gradient)
 
 
-def clip(clippings: Sequence[Clipping], unclipped: dict[torch.Tensor, torch.Tensor], factor: float = 1.0) -> None:
+def clip(
+    clippings: Sequence[Callable[[], Any]], unclipped: dict[torch.Tensor, torch.Tensor], factor: float = 1.0
+) -> None:
     """Put the gradients back as backward left them, or `factor` times that, and clip them as the script does."""
     for parameter, gradient in unclipped.items():
         if parameter.grad is not None:
             parameter.grad.data.copy_(gradient * factor if factor != 1.0 else gradient)
     for one in list(clippings):
-        one.again()
+        one()

@@ -26,9 +26,6 @@ _grad = torch.autograd.grad  # as it was before the observer looked at it
 _backward = torch.autograd.backward
 
 
-Settings = tuple[Any, ...]
-
-
 class Replayed:
     """What one replay of a step's calls gave."""
 
@@ -45,7 +42,7 @@ class Replayed:
         """Buffers by module and name: before the first call (empty where there was none yet), and after the last."""
         self.kinds: list[tuple[torch.dtype, tuple[int, ...]]] = []
         """Type and shape of each output."""
-        self.settings: Settings = ()
+        self.settings: tuple[Any, ...] = ()
         """Process-wide settings under which whatever follows the calls is computed."""
         self.random: RandomStates | None = None
         self.took_s = 0.0
@@ -117,7 +114,8 @@ class Replayer:
                     found.add(gradients, frozenset(one.cleared) if uncleared else frozenset())
             found.keep_outputs()
             found.random = RandomStates()
-            found.settings = _settings()
+            kinds = [kind if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
+            found.settings = (*(kind and torch.get_autocast_dtype(kind) for kind in kinds), torch.get_default_dtype())
             for module in modules.values():
                 found.buffers |= {key: (before.get(key, b.new_empty(0)), b) for key, b in _buffers(module).items()}
         finally:
@@ -163,11 +161,6 @@ class Replayer:
     def _wait(self) -> None:
         if self._calls.device == "cuda":
             torch.cuda.synchronize()
-
-
-def _settings() -> Settings:
-    kinds = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-    return (*(dtype if enabled else None for enabled, dtype in kinds), torch.get_default_dtype())
 
 
 def _buffers(module: nn.Module) -> dict[tuple[int, str], torch.Tensor]:

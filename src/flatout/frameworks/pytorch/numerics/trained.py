@@ -9,13 +9,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from flatout.frameworks.pytorch.numerics.differences import apart, furthest
-from flatout.frameworks.pytorch.observe.memory import PeakMemory
+from flatout.frameworks.pytorch.observe.memory import peak_bytes, reset_peak
 from flatout.frameworks.pytorch.seams.calls import Calls
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.session import Session
@@ -40,7 +40,6 @@ class Trained:
 
     def __init__(self, session: Session, calls: Calls) -> None:
         self._session, self._calls = session, calls
-        self._memory = PeakMemory(ours=True)
         self._is_reset = False
 
     def keep(self, path: str | None) -> None:
@@ -71,8 +70,8 @@ class Trained:
     def memory_of_step(self) -> int | None:
         """See `flatout.frameworks.contract.Trained`."""
         device = self._calls.device
-        found = self._memory.peak_bytes(device) if self._is_reset else None
-        self._is_reset = self._memory.reset(device)
+        found = peak_bytes(device) if self._is_reset else None
+        self._is_reset = reset_peak(device)
         return found
 
     def _parameters(self) -> list[torch.Tensor]:
@@ -82,14 +81,11 @@ class Trained:
         found += [p for call in self._calls.found if call.alive for p in call.module.parameters()]
         return list({id(p): p for p in found}.values())
 
-    def _buffers(self) -> list[torch.Tensor]:
-        found = [b for call in self._calls.found if call.alive for b in call.module.buffers()]
-        return list({id(b): b for b in found}.values())
-
     def _by_place(self) -> State:
         """By number, for which module of a model is called, and so what things are called, may differ between runs."""
+        buffers = {id(b): b for call in self._calls.found if call.alive for b in call.module.buffers()}
         found = {f"parameter {n}": p for n, p in enumerate(self._parameters())}
-        return found | {f"buffer {n}": b for n, b in enumerate(self._buffers())}
+        return found | {f"buffer {n}": b for n, b in enumerate(buffers.values())}
 
     def _names(self) -> dict[str, str]:
         """What people call what lies there."""
@@ -131,12 +127,14 @@ def differences(plain: Path, nudged: Path, other: Path, begun: Path) -> tuple[Di
     Raises:
         OSError: A state is missing.
     """
-    base, moved, found, start = (_read(path) for path in (plain, nudged, other, begun))
-    if any(one.tensors.keys() != base.tensors.keys() for one in (moved, found, start)):
+    # written by our own child, by `keep`
+    kept = [torch.load(path, weights_only=False) for path in (plain, nudged, other, begun)]
+    base, moved, found, start = (one["tensors"] for one in kept)
+    if any(one.keys() != base.keys() for one in (moved, found, start)):
         return (Difference(check="parameters", error=math.inf, fault="other parameters were trained"),)
-    told = _difference(base.tensors, moved.tensors, found.tensors, start.tensors, "parameters")
-    name = base.names.get(told.multiple_of, told.multiple_of)
-    return (replace(told, multiple_of=name, random_states_equal=base.random.equals(found.random)),)
+    told = _difference(base, moved, found, start, "parameters")
+    name, alike = kept[0]["names"].get(told.multiple_of, told.multiple_of), kept[0]["random"].equals(kept[2]["random"])
+    return (replace(told, multiple_of=name, random_states_equal=alike),)
 
 
 def of_losses(plain: Sequence[float], nudged: Sequence[float], other: Sequence[float]) -> tuple[Difference, ...]:
@@ -153,17 +151,6 @@ def of_losses(plain: Sequence[float], nudged: Sequence[float], other: Sequence[f
     return (_difference(base, moved, found, zero, "losses"),)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    tensors: State
-    random: RandomStates
-    names: dict[str, str]
-
-
-def _read(path: Path) -> _Kept:
-    return _Kept(**torch.load(path, weights_only=False))  # written by our own child
-
-
 def _difference(
     base: Mapping[str, torch.Tensor], moved: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor],
     start: Mapping[str, torch.Tensor], check: str,
@@ -171,7 +158,9 @@ def _difference(
     if any(base[name].shape != found[name].shape for name in base):
         return Difference(check=check, error=math.inf, fault="parameters have other shapes")
     compared, nudged = apart(found, base), apart(moved, base)
-    units = {n: max(nudged[n].distance, SUM * _last_place(base[n], check) * a.size) for n, a in compared.items()}
+    narrowest = torch.float32 if check == "losses" else None  # of the script's own losses
+    places = {n: torch.finfo(narrowest or t.dtype).eps if t.is_floating_point() else 0.0 for n, t in base.items()}
+    units = {n: max(nudged[n].distance, SUM * places[n] * a.size) for n, a in compared.items()}
     multiple_of, multiple = furthest({name: a.distance for name, a in compared.items()}, units)
     # buffers are counters, and statistics of another size: each is judged by itself
     parameters = [name for name in base if not name.startswith("buffer")]
@@ -186,9 +175,3 @@ def _difference(
         multiple_of=multiple_of or "",
         finite=all(bool(torch.isfinite(found[n]).all()) or not bool(torch.isfinite(base[n]).all()) for n in base),
     )
-
-
-def _last_place(tensor: torch.Tensor, check: str) -> float:
-    if check == "losses":
-        return torch.finfo(torch.float32).eps
-    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0

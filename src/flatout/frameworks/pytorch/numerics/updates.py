@@ -5,6 +5,7 @@ In: optimizers whose gradients are complete. Out: how far each parameter moved.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 from collections import OrderedDict
@@ -241,23 +242,21 @@ def _unit(moment: torch.Tensor) -> float:
     return math.sqrt(square(moment)) * torch.finfo(moment.dtype).eps + math.sqrt(moment.numel()) * LEAST_NORMAL
 
 
-class _without_hooks:
+@contextlib.contextmanager
+def _without_hooks(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> Iterator[None]:
     """The script's own step hooks (averages of weights, schedules) do not see our updates; those of a lever do."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> None:
-        own = snapshot.plain_hooks[optimizer]
-        self._places: list[tuple[Any, str, Collection[int]]] = [
-            (optimizer, f"_optimizer_step_{when}_hooks", own) for when in ("pre", "post")
-        ]
-        self._places += [(of_optimizers, name, snapshot.plain_global_hooks) for name in GLOBAL_HOOKS]
-
-    def __enter__(self) -> None:
-        self._kept = [getattr(holder, name) for holder, name, _ in self._places]
-        for (holder, name, plain), hooks in zip(self._places, self._kept, strict=True):
-            setattr(holder, name, _SomeUnseen(hooks, plain))
-
-    def __exit__(self, *_: object) -> None:
-        for (holder, name, _plain), hooks in zip(self._places, self._kept, strict=True):
+    own = snapshot.plain_hooks[optimizer]
+    places: list[tuple[Any, str, Collection[int]]] = [
+        (optimizer, f"_optimizer_step_{when}_hooks", own) for when in ("pre", "post")
+    ]
+    places += [(of_optimizers, name, snapshot.plain_global_hooks) for name in GLOBAL_HOOKS]
+    kept = [(holder, name, getattr(holder, name)) for holder, name, _ in places]
+    for holder, name, plain in places:
+        setattr(holder, name, _SomeUnseen(getattr(holder, name), plain))
+    try:
+        yield
+    finally:
+        for holder, name, hooks in kept:
             setattr(holder, name, hooks)
 
 

@@ -1,35 +1,30 @@
 """How fast is this device under PyTorch at matrix products, convolutions, moving bytes, and at starting an operation?
 
-In: a command line (`python -m flatout.frameworks.pytorch.observe.calibration OUTPUT.json`, or this file by its path
-with any interpreter that has torch: it needs nothing of flatout). Out: JSON lines, each written when it is known, so
-that a process killed at any moment leaves what it has measured:
+In: a command line (this file by its path, with any interpreter that has torch: it needs nothing of flatout), and lines
+on stdin. Out: JSON lines, each written when it is known, so that a process killed at any moment leaves what it has
+measured:
 
     {"kind": "start", "framework_version": ..., "device": ..., "num_threads": ...}
     {"kind": "probe", "name": ..., "unit": ..., "source": ...}
     {"kind": "sample", "name": ..., "value": ...}
     {"kind": "end", "of": "choose" or "round"}
 
-Two kinds of work: `choose` doubles the size of every probe until its rate stops rising; a `round` runs every probe for
-a few short windows. The windows of one probe so lie seconds apart, among those of all others, and a disturbance or a
-change of clock frequency hits some of each and not all of one. With `--on-request` each is done when its name comes
-as a line on stdin, so that the reader, `flatout.machine.calibrate`, can wait for a quiet machine; it also judges what a
-sample is worth.
-
-Not `torch.utils.benchmark.Timer`: it measures one statement to the end before the next, and by the host's clock. Here
-windows of many probes alternate, are timed on a device by its own events, and are written as they come. The set-up is
-the Timer's: a fixed number of threads, warm-up first, tensors made outside the timed part.
+On `choose` the size of every probe is doubled until its rate stops rising; on `round` every probe runs for a few short
+windows. The windows of one probe so lie seconds apart, among those of all others, and a disturbance or a change of
+clock frequency hits some of each and not all of one. The reader, `flatout.machine.calibrate`, waits for a quiet machine
+and judges what a sample is worth. `torch.utils.benchmark.Timer` would measure one statement to the end before the next,
+and by the host's clock.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import IO
+from functools import partial
 
 import torch
 
@@ -43,7 +38,6 @@ NUM_OPERATIONS = 200
 """Tiny operations in one call of `kernel_launch`, so that the loop around calls costs nothing."""
 
 WINDOWS_PER_ROUND = 2
-DEFAULT_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +180,7 @@ def matmuls(device: torch.device, dtype: torch.dtype, name: str) -> list[Candida
         )
 
     sizes = (1024, 2048, 4096, 8192, 16384) if device.type == "cuda" else (512, 1024, 2048, 4096)
-    return [(2.0 * n**3, lambda n=n: make(n)) for n in sizes]  # type: ignore[misc]
+    return [(2.0 * n**3, partial(make, n)) for n in sizes]
 
 
 CONVOLUTIONS = ((256, 14, 3), (64, 28, 5))
@@ -226,7 +220,7 @@ def convolutions(
         return 2.0 * kernel**2 * channels**2 * side**2 * batch
 
     batches = (32, 64, 128, 256) if device.type == "cuda" else (4, 8, 16, 32)
-    return [(work(batch), lambda batch=batch: make(batch)) for batch in batches]  # type: ignore[misc]
+    return [(work(batch), partial(make, batch)) for batch in batches]
 
 
 Share = Callable[[int], tuple[torch.Tensor, ...]]
@@ -246,58 +240,37 @@ def shared_memory(device: torch.device, total_bytes: int) -> Share:
     return share
 
 
-def memory_copies(total_bytes: int, share: Share) -> list[list[Candidate]]:
-    """STREAM's copy and triad (a = b + 2 c): bytes read and written as the program asks for them.
-
-    Lines that a cache reads only to overwrite them are not counted, as in STREAM (McCalpin 1995).
-    """
-
-    def make(num_streams: int) -> Probe:
-        target, first, *rest = share(num_streams)
-        what = "triad" if rest else "copy"
-        return Probe(
-            name="memory_copy",
-            unit="B/s",
-            work=4.0 * len(target) * num_streams,
-            source=f"{what} over {_buffers(num_streams, target)}, reads and writes counted",
-            call=(lambda: torch.add(first, rest[0], alpha=2.0, out=target)) if rest else (lambda: target.copy_(first)),
-        )
-
-    return [[(float(total_bytes), lambda n=n: make(n))] for n in (2, 3)]  # type: ignore[misc]
+STREAMS: dict[str, tuple[int, int, Callable[..., object]]] = {
+    "copy": (2, 2, lambda target, origin: target.copy_(origin)),
+    "triad": (3, 3, lambda target, first, second: torch.add(first, second, alpha=2.0, out=target)),
+    "`relu_`": (1, 2, lambda target: target.relu_()),
+    "`mul_`": (2, 3, lambda target, other: target.mul_(other)),
+}
+"""Buffers, how often one is read or written, and what does it: STREAM's copy and triad (a = b + 2 c), and overwriting
+what was read. The latter passes more of a program's bytes, because no line is fetched only to be overwritten (which is
+not counted, as in STREAM, McCalpin 1995): optimizers and activations in place would exceed what a copy reaches."""
 
 
-def in_place(name: str, sizes: Sequence[tuple[int, Share]]) -> list[list[Candidate]]:
-    """Overwriting what was read, over growing memory: with one operand (`relu_`) and with two (`mul_`).
+def streams(name: str, sizes: Sequence[tuple[int, Share]], kinds: Sequence[str]) -> list[list[Candidate]]:
+    """Reading and writing growing memory in these ways: bytes as the program asks for them."""
 
-    More of a program's bytes pass than in a copy, because no line is fetched only to be overwritten; so optimizers and
-    activations in place would exceed what a copy reaches.
-    """
-
-    def make(share: Share, num_operands: int) -> Probe:
-        target, *rest = share(num_operands)
-        what = "mul_" if rest else "relu_"
+    def make(share: Share, kind: str) -> Probe:
+        num, num_passes, call = STREAMS[kind]
+        buffers = share(num)
+        each = f"{4 * len(buffers[0]) / 2**20:g} MiB"
         return Probe(
             name=name,
             unit="B/s",
-            work=4.0 * len(target) * (num_operands + 1),
-            source=f"`{what}` over {_buffers(num_operands, target)}, reads and writes counted",
-            call=(lambda: target.mul_(rest[0])) if rest else (lambda: target.relu_()),
+            work=4.0 * len(buffers[0]) * num_passes,
+            source=f"{kind} over {f'{num} buffers' if num > 1 else 'a buffer'} of {each}, reads and writes counted",
+            call=lambda: call(*buffers),
         )
 
-    def work(size: int, num: int) -> float:
-        return float(size // num * (num + 1))
+    def candidates(kind: str) -> list[Candidate]:
+        num, num_passes, _ = STREAMS[kind]
+        return [(float(size // num * num_passes), partial(make, share, kind)) for size, share in sizes]
 
-    return [[(work(size, n), lambda share=share, n=n: make(share, n)) for size, share in sizes] for n in (1, 2)]  # type: ignore[misc]
-
-
-def _buffers(num: int, one: torch.Tensor) -> str:
-    size = f"{4 * len(one) / 2**20:g} MiB"
-    return f"a buffer of {size}" if num == 1 else f"{num} buffers of {size}"
-
-
-def cache_sizes() -> list[int]:
-    """From 256 KiB a thread, less than the caches of a core hold, to 8 MiB a thread, more than most do."""
-    return [torch.get_num_threads() * 2**18 * 2**number for number in range(6)]
+    return [candidates(kind) for kind in kinds]
 
 
 def transfers(device: torch.device, buffer_bytes: int, *, to_device: bool) -> list[Candidate]:
@@ -352,11 +325,13 @@ def choose_probes(stopwatch: Stopwatch, buffer_bytes: int) -> Iterator[Probe]:
     ways = ((torch.contiguous_format, CONVOLUTIONS[0]), *((torch.channels_last, shape) for shape in CONVOLUTIONS))
     all_alternatives += [[convolutions(device, dtype, name, *way) for way in ways] for name, dtype in dtypes]
     memory = shared_memory(device, 3 * buffer_bytes)
-    all_alternatives += [memory_copies(3 * buffer_bytes, memory)]
-    all_alternatives += [in_place("memory_in_place", [(3 * buffer_bytes, memory)])]
+    all_alternatives += [streams("memory_copy", [(3 * buffer_bytes, memory)], ("copy", "triad"))]
+    all_alternatives += [streams("memory_in_place", [(3 * buffer_bytes, memory)], ("`relu_`", "`mul_`"))]
     if not cuda:
-        sizes = [(size, shared_memory(device, size)) for size in cache_sizes()]
-        all_alternatives += [in_place("memory_cache", sizes)]
+        # from 256 KiB a thread, less than the caches of a core hold, to 8 MiB a thread, more than most do
+        sizes = [torch.get_num_threads() * 2**18 * 2**number for number in range(6)]
+        shares = [(size, shared_memory(device, size)) for size in sizes]
+        all_alternatives += [streams("memory_cache", shares, ("`relu_`", "`mul_`"))]
     all_alternatives += [[launches(device)]]
     if cuda:
         pinned_bytes = min(2**28, buffer_bytes)
@@ -386,79 +361,50 @@ def choose_threads(candidates: Sequence[int], stopwatch: Stopwatch) -> int:
 # -- the process ---------------------------------------------------------------------------------------------------
 
 
-class Calibration:
-    """What one process measures: its device, and the probes at the sizes chosen last."""
+def main(output: str, device_name: str, threads: str, buffer_bytes: int) -> None:
+    """Measure what lines on stdin ask for.
 
-    def __init__(self, output: IO[str], stopwatch: Stopwatch, *, num_threads: int, buffer_bytes: int) -> None:
-        self._output = output
-        self._stopwatch = stopwatch
-        self._buffer_bytes = buffer_bytes
-        self._probes: list[Probe] = []
-        on_gpu = stopwatch.device.type == "cuda"
-        name = torch.cuda.get_device_name(stopwatch.device) if on_gpu else "cpu"
-        self._where = f"on `{name}`" if on_gpu else f"{num_threads} thread{'s' if num_threads != 1 else ''}"
-        self._write(kind="start", framework_version=torch.__version__, device=name, num_threads=num_threads)
-
-    def choose(self) -> None:
-        """Choose all sizes, and take a first sample of each: also a process that is killed now has found something."""
-        self._probes = []
-        for probe in choose_probes(self._stopwatch, self._buffer_bytes):
-            self._probes.append(probe)
-            self._write(kind="probe", name=probe.name, unit=probe.unit, source=f"{probe.source}, {self._where}")
-            self._sample(probe)
-        self._write(kind="end", of="choose")
-
-    def round(self) -> None:
-        """A few windows of every probe, in turn."""
-        for _ in range(WINDOWS_PER_ROUND):
-            for probe in self._probes:
-                self._sample(probe)
-        self._write(kind="end", of="round")
-
-    def _sample(self, probe: Probe) -> None:
-        seconds = self._stopwatch.seconds_per_call(probe, self._stopwatch.window_s)
-        self._write(kind="sample", name=probe.name, value=probe.value(seconds))
-
-    def _write(self, **line: object) -> None:
-        self._output.write(json.dumps(line) + "\n")
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Measure as the command line says."""
+    Args:
+        output: File (or pipe) for the JSON lines.
+        device_name: `auto` (the GPU where there is one), `cpu`, `cuda` or `cuda:N`.
+        threads: Numbers of CPU threads to choose from, as in `16,8`.
+        buffer_bytes: A third of the memory that is copied.
+    """
     # Huge pages, read at torch's first allocation: a copy then does not depend on which small pages it was given
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    options = _parser().parse_args(arguments)
-    device = _device(options.device)
-    threads = [int(n) for n in options.threads.split(",")] if options.threads else [torch.get_num_threads()]
-    threads = threads[:1] if device.type == "cuda" else threads  # there the host only enqueues
-    num_threads = choose_threads(threads, Stopwatch(device=torch.device("cpu"), window_s=0.05))
-    stopwatch = Stopwatch(device=device, window_s=0.025 if device.type == "cuda" else 0.05)
-    with open(options.output, "w", encoding="utf-8", buffering=1) as output:
-        measuring = Calibration(output, stopwatch, num_threads=num_threads, buffer_bytes=options.buffer_bytes)
-        for request in sys.stdin if options.on_request else ["choose"] + ["round"] * DEFAULT_ROUNDS:
-            measuring.choose() if request.strip() == "choose" else measuring.round()
-    return 0
+    device = torch.device(device_name if device_name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+    choices, name = [int(n) for n in threads.split(",")], "cpu"
+    if on_gpu := device.type == "cuda":
+        torch.backends.cudnn.benchmark = True  # the ceiling is the best algorithm, not the first guess
+        torch.cuda.set_device(device if device.index is not None else torch.device("cuda", 0))
+        device = torch.device("cuda", torch.cuda.current_device())
+        choices, name = choices[:1], torch.cuda.get_device_name(device)  # there the host only enqueues
+    num_threads = choose_threads(choices, Stopwatch(device=torch.device("cpu"), window_s=0.05))
+    where = f"on `{name}`" if on_gpu else f"{num_threads} thread{'s' if num_threads != 1 else ''}"
+    stopwatch = Stopwatch(device=device, window_s=0.025 if on_gpu else 0.05)
+    probes: list[Probe] = []
+    with open(output, "w", encoding="utf-8", buffering=1) as file:
 
+        def write(**line: object) -> None:
+            file.write(json.dumps(line) + "\n")
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="calibration", description="Measure this device's ceilings with PyTorch.")
-    parser.add_argument("output", help="file (or pipe) for the JSON lines")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--threads", default="", help="numbers of CPU threads to choose from, e.g. 16,8")
-    parser.add_argument("--buffer-bytes", type=int, default=2**28, help="a third of the memory that is copied")
-    parser.add_argument("--on-request", action="store_true", help="do what lines on stdin say: `choose` or `round`")
-    return parser
+        def sample(probe: Probe) -> None:
+            seconds = stopwatch.seconds_per_call(probe, stopwatch.window_s)
+            write(kind="sample", name=probe.name, value=probe.value(seconds))
 
-
-def _device(name: str) -> torch.device:
-    """The device to measure, ready; `auto` is the GPU where there is one."""
-    device = torch.device(name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
-    if device.type != "cuda":
-        return device
-    torch.backends.cudnn.benchmark = True  # the ceiling is the best algorithm, not the first guess
-    torch.cuda.set_device(device if device.index is not None else torch.device("cuda", 0))
-    return torch.device("cuda", torch.cuda.current_device())
+        write(kind="start", framework_version=torch.__version__, device=name, num_threads=num_threads)
+        for request in map(str.strip, sys.stdin):
+            if request == "choose":
+                probes = []
+                for probe in choose_probes(stopwatch, buffer_bytes):
+                    probes.append(probe)
+                    write(kind="probe", name=probe.name, unit=probe.unit, source=f"{probe.source}, {where}")
+                    sample(probe)  # at once: also a process that is killed now has found something
+            else:
+                for probe in probes * WINDOWS_PER_ROUND:
+                    sample(probe)
+            write(kind="end", of=request)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten
 
 from flatout.frameworks.pytorch.observe.flops import flops as flops_of
 from flatout.frameworks.pytorch.observe.flops import recomputed
-from flatout.frameworks.pytorch.seams.script_lines import script_frame
+from flatout.frameworks.pytorch.seams.script_code import script_frame
 from flatout.records.trace import Census, Operation
 
 MOST_OPERATIONS = 40
@@ -116,12 +116,11 @@ class OperationCounter(TorchDispatchMode):
             moved_bytes=sum(op.moved_bytes for op in operations),
             operations=tuple(sorted(operations, key=lambda op: -op.self_s)[:MOST_OPERATIONS]),
             uncounted=tuple(heavy),
-            sync_places=tuple(f"{place}, {_often(num)}" for place, num in self._places.most_common(10)),
+            sync_places=tuple(
+                f"{place}, {'once' if num == 1 else f'{num} times'} a step"
+                for place, num in self._places.most_common(10)
+            ),
         )
-
-
-def _often(num: int) -> str:
-    return "once a step" if num == 1 else f"{num} times a step"
 
 
 def _moved_bytes(name: str, tensors: list[torch.Tensor], results: list[torch.Tensor]) -> int:
@@ -149,10 +148,5 @@ def _read_back(name: str, tensors: list[torch.Tensor], results: list[torch.Tenso
     to_host = name in ("_to_copy", "copy_") and on_device and all(t.device.type == "cpu" for t in results)
     if not to_host and name not in READS[: len(READS) if on_device else 1]:
         return None
-    return _place(on_device)
-
-
-def _place(on_device: bool) -> str | None:
-    """The script's own line; None where PyTorch's optimizer reads its own step counter, which lies on the host."""
-    found = script_frame(sys._getframe(3), on_device=on_device)
+    found = script_frame(sys._getframe(2), on_device=on_device)
     return None if found is None else f"{found.f_code.co_filename}:{found.f_lineno}"

@@ -89,16 +89,6 @@ class PhaseClock:
         self._stamp()
         self._spent = defaultdict(float, {phase: sum(self._spent.values())})
 
-    def spent(self, phase: str) -> float:
-        """Seconds of `phase` in this step, until the latest stamp."""
-        return self._spent[phase]
-
-    def disown(self, phase: str, since_s: float) -> None:
-        """What `phase` has been given since it had `since_s` belongs to nothing: its end was not seen."""
-        extra_s = max(self._spent[phase] - since_s, 0.0)
-        self._spent[phase] -= extra_s
-        self._spent["unattributed"] += extra_s
-
     def mark(self) -> dict[str, float]:
         """End the step here, of whose parts nothing is wanted."""
         self.last = self._now()

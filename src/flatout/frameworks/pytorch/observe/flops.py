@@ -35,11 +35,7 @@ def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
 
 def _attention_backward(grad_out: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
     """Two products for each of the forward's, and the scores once more, because they were not kept."""
-    return 2 * _attention(query, key, value) + _scores(query, key)
-
-
-def _scores(query: Any, key: Any) -> int:
-    return int(2 * prod(query.shape) * key.shape[2])
+    return 2 * _attention(query, key, value) + int(2 * prod(query.shape) * key.shape[2])
 
 
 def _convolution_backward(grad_out: Any, input_: Any, weight: Any, *rest: Any, **_: Any) -> int:
@@ -49,27 +45,14 @@ def _convolution_backward(grad_out: Any, input_: Any, weight: Any, *rest: Any, *
     return int(2 * input_.shape[0] * places * weight.numel() * sum(output_mask[:2]))
 
 
-def _recurrent(input_: Any, *weights: Any, **_: Any) -> int:
-    """One layer of an LSTM or GRU: each step multiplies input and state by their weights. Biases are not counted."""
-    return _each_step(input_, weights[:2])
+def _recurrent(input_: Any, weights: Any, *others: Any, **_: Any) -> int:
+    """Each step multiplies input and state by their weights: all of cuDNN's, or the first two of a single layer."""
+    given = (weights, others[0]) if isinstance(weights, torch.Tensor) else weights
+    return int(2 * prod(input_.shape[:-1]) * sum(w.numel() for w in given if w is not None and w.dim() > 1))
 
 
-def _recurrent_backward(input_: Any, *weights: Any, **_: Any) -> int:
-    return 2 * _recurrent(input_, *weights)
-
-
-def _cudnn_recurrent(input_: Any, weights: Any, *_: Any, **__: Any) -> int:
-    """All layers and directions of a recurrent network at once."""
-    return _each_step(input_, weights)
-
-
-def _cudnn_recurrent_backward(input_: Any, weights: Any, *_: Any, **__: Any) -> int:
-    return 2 * _cudnn_recurrent(input_, weights)
-
-
-def _each_step(input_: Any, weights: Any) -> int:
-    matrices = sum(w.numel() for w in weights if isinstance(w, torch.Tensor) and w.dim() > 1)
-    return int(2 * prod(input_.shape[:-1]) * matrices)
+def _recurrent_backward(input_: Any, weights: Any, *others: Any, **_: Any) -> int:
+    return 2 * _recurrent(input_, weights, *others)
 
 
 def _matrix_vector(matrix: Any, *_: Any, **__: Any) -> int:
@@ -83,37 +66,25 @@ def _added_product(_added: Any, first: Any, second: Any, *_: Any, **__: Any) -> 
 FORMULAS: dict[str, Callable[..., int]] = {
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-    "_scaled_dot_product_fused_attention_overrideable": _attention,
-    "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
-    "_cudnn_rnn": _cudnn_recurrent,
-    "_cudnn_rnn_backward": _cudnn_recurrent_backward,
-    "miopen_rnn": _cudnn_recurrent,
-    "miopen_rnn_backward": _cudnn_recurrent_backward,
+    "_cudnn_rnn": _recurrent,
+    "_cudnn_rnn_backward": _recurrent_backward,
     "mkldnn_rnn_layer": _recurrent,
     "mkldnn_rnn_layer_backward": _recurrent_backward,
     "convolution_backward": _convolution_backward,
-    "mv": _matrix_vector,
-    "dot": _matrix_vector,
-    "addmv": _added_product,
-    "addbmm": _added_product,
-    "addmm_": _added_product,
-    "baddbmm_": _added_product,
+    **dict.fromkeys(("mv", "dot"), _matrix_vector),
+    **dict.fromkeys(("addmv", "addbmm", "addmm_", "baddbmm_"), _added_product),
 }
 """Formulas that `torch.utils.flop_counter` lacks or has wrong, by the operation's name."""
 
-_RECOMPUTES_SCORES: dict[str, tuple[int, int, int]] = {
-    name: (1, 2, 3)
-    for name in (
-        "_scaled_dot_product_flash_attention_for_cpu_backward",
-        "_scaled_dot_product_fused_attention_overrideable_backward",
-        "_scaled_dot_product_efficient_attention_backward",
-        "_scaled_dot_product_flash_attention_backward",
-        "_scaled_dot_product_cudnn_attention_backward",
-        "_flash_attention_backward",
-        "_efficient_attention_backward",
-    )
+_RECOMPUTES_SCORES = {
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "_scaled_dot_product_efficient_attention_backward",
+    "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_cudnn_attention_backward",
+    "_flash_attention_backward",
+    "_efficient_attention_backward",
 }
-"""Attention whose backward computes the scores again, and which of its arguments query, key and value are."""
+"""Attention whose backward computes the scores again; its arguments are the gradient, query, key and value."""
 
 
 def flops(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> int | None:
@@ -130,19 +101,12 @@ def flops(func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> int | None:
 
 
 def recomputed(func: Any, args: Any, num_flops: int) -> int:
-    """How many of an operation's FLOPs do again what the forward had done.
-
-    Args:
-        func: The operation, at the moment at which it is called.
-        args: Its arguments.
-        num_flops: What `flops` says of it.
-    """
+    """How many of an operation's `num_flops` do again what the forward had done; asked at the moment of its call."""
     if in_recomputation():
         return num_flops
-    places = _RECOMPUTES_SCORES.get(func._overloadpacket.__name__)
-    if places is None or num_flops == 0:
+    if func._overloadpacket.__name__ not in _RECOMPUTES_SCORES or num_flops == 0:
         return 0
-    width, value_width = args[places[0]].shape[-1], args[places[2]].shape[-1]
+    width, value_width = args[1].shape[-1], args[3].shape[-1]
     # three of its five products are as wide as the queries, one of them is the recomputed one
     return num_flops * width // (3 * width + 2 * value_width)
 

@@ -15,41 +15,27 @@ import torch
 from flatout.records.facts import DeviceMemory
 
 
-class PeakMemory:
-    """The peak since the last `reset`, or, where it may not be reset, since the process began.
-
-    Args:
-        ours: Whether the process is a trial's. In the user's own run the peak is the script's to read and to reset.
-    """
-
-    def __init__(self, *, ours: bool) -> None:
-        self._ours = ours
-
-    def reset(self, device: str) -> bool:
-        """Forget the peak so far; whether that could be done."""
-        if not self._ours:
-            return False
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            return True
-        try:
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        except OSError:
-            return False
+def reset_peak(device: str) -> bool:
+    """Forget the peak so far; whether that could be done. In a run of the user's own it is the script's."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
         return True
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
 
-    def peak_bytes(self, device: str) -> int | None:
-        """Bytes, or None where nothing tells."""
-        if device == "cuda":
-            return int(torch.cuda.max_memory_allocated())
-        try:
-            status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        except OSError:
-            return None
-        for line in status.splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+
+def peak_bytes(device: str) -> int | None:
+    """The peak since the last reset, or since the process began; None where nothing tells."""
+    if device == "cuda":
+        return int(torch.cuda.max_memory_allocated())
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
         return None
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), None)
 
 
 def held_bytes() -> int:
@@ -72,9 +58,7 @@ def memory_of_device() -> DeviceMemory | None:
         return DeviceMemory(
             allocated_bytes=int(counted["allocated_bytes.all.peak"]),
             reserved_bytes=int(counted["reserved_bytes.all.peak"]),
-            total_bytes=int(torch.cuda.get_device_properties().total_memory),
             num_retries=int(counted.get("num_alloc_retries", 0)),
-            num_failures=int(counted.get("num_ooms", 0)),
         )
     except (RuntimeError, KeyError):
         return None

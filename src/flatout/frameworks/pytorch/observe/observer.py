@@ -23,7 +23,7 @@ from flatout.frameworks.pytorch.input.loaders import Loaders
 from flatout.frameworks.pytorch.observe.clock import BASE, PhaseClock
 from flatout.frameworks.pytorch.observe.device_clock import DeviceClock
 from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall
-from flatout.frameworks.pytorch.seams.patches import Patch
+from flatout.frameworks.pytorch.seams.patches import Patch, remove_all
 from flatout.guest.tracebacks import hide_ours
 from flatout.records.host_reads import HostReads
 from flatout.records.stacks import Stacks
@@ -65,15 +65,12 @@ class Observer:
         self.on_failure: Callable[[str, BaseException], None] | None = None
         self._loss: Any = None
         self.outside_s = 0.0
-        self._num_saves = 0
-        """Calls of `torch.save` under way, one within the other."""
         self._save_began_s = 0.0
         self._sampler: StackSampler | None = None
         self._reads: ReadRecorder | None = None
         self._patches: list[Patch] = []
         self._met: set[type] = set()
         """Classes of optimizers whose `step` is patched."""
-        self._save_patch: Patch | None = None
         self._started_step_s = 0.0
         self._evaluated_until_s = 0.0
         self._evaluated_in_step = False
@@ -91,35 +88,20 @@ class Observer:
             return
         self.noted_reads()
         self._collections(depth in DEEP)
-        for patch in reversed(self._patches):
-            patch.remove()
-        self._patches = []
+        remove_all(self._patches)
         self._met.clear()
         self.depth = depth
         self._use_device_clock(None)
         self.calls.observer = None if depth == "off" else self
         self.calls.training_observer = self if depth in DEEP else None
         self.loaders.observer = self if depth in DEEP else None
-        if depth == "off" and self._save_patch is not None:
-            self._save_patch.remove()
-            self._save_patch = None
-        elif depth != "off" and self._save_patch is None:
-            self._save_patch = Patch(torch, "save", self._around("checkpoint", self._begin_save, self._end_save))
+        if depth != "off":
+            around = self._around("checkpoint", self._begin_save, self._end_save)
+            self._patches.append(Patch(torch, "save", around))
         if self.is_deep:
             self._patch_phases()
         elif depth == "ends" and self.keeps_losses:
-            self._patches.append(Patch(torch.autograd, "backward", self._keeping_losses))
-
-    def _keeping_losses(self, original: Any, patch: Patch) -> Any:
-        calls, is_compiling = self.calls, torch.compiler.is_compiling
-
-        @wraps(original)
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            if patch.active and not is_compiling() and get_ident() == calls.thread and args:
-                self._note_loss(args[0])
-            return original(*args, **kwargs)
-
-        return noted
+            self._patches.append(Patch(torch.autograd, "backward", self._around(BASE, self._begin_backward)))
 
     def _patch_phases(self) -> None:
         add = self._patches.append
@@ -166,46 +148,40 @@ class Observer:
         return make
 
     def _begin_backward(self, loss: Any = None, *_: Any) -> None:
-        self._note_loss(loss)
         self.clock.end_base()
-
-    def _note_loss(self, loss: Any) -> None:
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             self._loss = loss.detach()
 
     def _begin_save(self, *_: Any) -> None:
-        self._num_saves += 1
-        if self._num_saves == 1:
-            self._save_began_s = self.clock.last
+        self._save_began_s = self.clock.last
 
     def _end_save(self) -> None:
         """A checkpoint lies outside the step whatever the depth."""
-        self._num_saves -= 1
-        if not self._num_saves:
-            self.outside_s += self.clock.last - self._save_began_s
+        self.outside_s += self.clock.last - self._save_began_s
 
     # -- events --------------------------------------------------------------------------------------------------
 
     def _use_device_clock(self, device_clock: DeviceClock | None) -> None:
         """Stamp on the device's own clock as well, or on the host's alone."""
-        self.device_clock = device_clock
-        both = device_clock is not None
-        self.push, self.pop = (self._push_both, self._pop_both) if both else (self.clock.push, self.clock.pop)
+        self.device_clock, self.push, self.pop = device_clock, self.clock.push, self.clock.pop
+        if device_clock is None:
+            return
 
-    def _push_both(self, phase: str) -> None:
-        self.clock.push(phase)
-        if self.device_clock is not None:
-            self._on_device(self.device_clock.push, phase)
+        def push(phase: str) -> None:
+            self.clock.push(phase)
+            self._on_device(device_clock.push, phase)
 
-    def _pop_both(self, phase: str, *, base: str | None = None) -> None:
-        self.clock.pop(phase, base=base)
-        if self.device_clock is not None:
-            self._on_device(self.device_clock.pop, phase)
+        def pop(phase: str, *, base: str | None = None) -> None:
+            self.clock.pop(phase, base=base)
+            self._on_device(device_clock.pop, phase)
+
+        self.push, self.pop = push, pop
 
     def _on_device(self, stamp: Callable[[str], None], phase: str) -> None:
         """Stamp on the device's own clock; where it fails, its times are not observed any more."""
         try:
-            stamp(phase or "unattributed")
+            if self.device_clock is not None:
+                stamp(phase or "unattributed")
         except Exception as problem:  # noqa: BLE001  training goes on without a device clock
             self._use_device_clock(None)
             if self.on_failure is not None:
@@ -222,21 +198,6 @@ class Observer:
         self._met.add(kind)
         if isinstance(getattr_static(kind, "step"), FunctionType):  # another descriptor binds in a way of its own
             self._patches.append(Patch(kind, "step", self._around("optimizer")))
-
-    def around_closure(self, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """A closure that an optimizer calls in its update: what it does is no part of the update."""
-
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            self.push(BASE)
-            try:
-                return closure(*args, **kwargs)
-            except BaseException as problem:
-                hide_ours(problem)
-                raise
-            finally:
-                self.pop(BASE)
-
-        return observed
 
     def before_fetch(self) -> None:
         """A batch is asked for."""

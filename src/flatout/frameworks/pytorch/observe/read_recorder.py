@@ -17,10 +17,9 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
-from torch.overrides import handle_torch_function, has_torch_function
 
-from flatout.frameworks.pytorch.seams.patches import Patch
-from flatout.frameworks.pytorch.seams.script_lines import script_frame
+from flatout.frameworks.pytorch.seams.patches import Patch, remove_all
+from flatout.frameworks.pytorch.seams.script_code import script_frame
 from flatout.frameworks.pytorch.seams.update_hooks import leave_uncompiled
 from flatout.guest.tracebacks import HERE, hide_ours
 from flatout.records.host_reads import HostRead, HostReads
@@ -82,9 +81,7 @@ class ReadRecorder:
 
     def stop(self, num_steps: int = 0, wall_s: float = 0.0) -> HostReads:
         """End, and leave nothing behind: what was noted."""
-        for patch in reversed(self._patches):
-            patch.remove()
-        self._patches = []
+        remove_all(self._patches)
         rows = [_row(key, waits_s) for key, waits_s in self._waits_s.items()]
         rows.sort(key=lambda row: -row.waited_s)
         return HostReads(rows=tuple(rows[:MOST_ROWS]), num_steps=num_steps, wall_s=wall_s)
@@ -103,11 +100,11 @@ class ReadRecorder:
             @wraps(original)
             def read(*args: Any, **kwargs: Any) -> Any:
                 if not patch.active or self._reading or is_compiling() or get_ident() != self._thread:
-                    return _passed_on(original, args, kwargs)
+                    return original(*args, **kwargs)
                 self._reading = True
                 began_s = self._now()
                 try:
-                    result = _passed_on(original, args, kwargs)
+                    result = original(*args, **kwargs)
                 except BaseException as problem:
                     hide_ours(problem)
                     raise
@@ -119,19 +116,15 @@ class ReadRecorder:
                     if on_device is not None:
                         self._note(sys._getframe(1), name, began_s, ended_s, on_device)
                 except Exception as problem:  # noqa: BLE001  the script goes on unnoted
-                    self._give_up(problem)
+                    self._thread = 0
+                    if self._on_failure is not None:
+                        self._on_failure("recorder", problem)
                 return result
 
             leave_uncompiled(read)
             return read
 
         return make
-
-    def _give_up(self, problem: Exception) -> None:
-        for patch in self._patches:
-            patch.active = False
-        if self._on_failure is not None:
-            self._on_failure("recorder", problem)
 
     def _note(self, frame: FrameType, name: str, began_s: float, ended_s: float, on_device: bool) -> None:
         if frame.f_code.co_filename.startswith(HERE):
@@ -153,13 +146,6 @@ def _row(key: Key, waits_s: list[float]) -> HostRead:
     )
 
 
-def _passed_on(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What the original gives; a subclass or a mode is told of it, where C would tell of what replaced it."""
-    if args and isinstance(args[0], torch.Tensor) and has_torch_function(args[:1]):
-        return handle_torch_function(original, args[:1], *args, **kwargs)
-    return original(*args, **kwargs)
-
-
 def _from_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool | None:
     """Whether the value came from a device; None where nothing was read."""
     if name == "synchronize":
@@ -167,7 +153,9 @@ def _from_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], resul
     on_device = _on_device(args[0])
     if name not in FROM_DEVICE:
         return on_device
-    if name == "to" and (_on_device(result) or _non_blocking(args, kwargs)):
+    # told not to wait: by name, or by the first of its arguments that is a truth value
+    told = kwargs.get("non_blocking", next((a for a in args[1:] if isinstance(a, bool)), False))
+    if name == "to" and (_on_device(result) or told):
         return None
     return on_device or None
 
@@ -175,8 +163,3 @@ def _from_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], resul
 def _on_device(value: Any) -> bool:
     with torch._C.DisableTorchFunction():  # who is told of functions is not told that we ask
         return isinstance(value, torch.Tensor) and value.device.type != "cpu"
-
-
-def _non_blocking(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether `to` was told not to wait: by name, or by the first of its arguments that is a truth value."""
-    return bool(kwargs.get("non_blocking", next((a for a in args[1:] if isinstance(a, bool)), False)))

@@ -62,53 +62,6 @@ Line: TypeAlias = tuple[CodeType, int]
 """Code, and the line of it that is being run."""
 
 
-class CoreQueue:
-    """What a thread has waited for a core, by the kernel's own account; nothing where that cannot be read.
-
-    Reading it lets the thread run on, so that fewer samples are had, and the kernel adds a wait only when it is over.
-    So it is read now and then, and taken from all that the thread has waited since.
-    """
-
-    def __init__(self, thread: int) -> None:
-        native_id = next((one.native_id for one in threading.enumerate() if one.ident == thread), None)
-        self._file: int | None = None
-        with contextlib.suppress(OSError):
-            self._file = os.open(f"/proc/self/task/{native_id}/schedstat", os.O_RDONLY)
-        self._settled_s = self._read()
-        self._waits: list[tuple[list[float], float]] = []
-
-    def waited(self, row: list[float], waiting_s: float) -> None:
-        """Note that the thread did not run for so long while it was seen at a row."""
-        row[1] += waiting_s
-        self._waits.append((row, waiting_s))
-        if len(self._waits) >= SETTLED_EVERY:
-            self._settle()
-
-    def close(self) -> None:
-        """Settle what is open, and read no more."""
-        self._settle()
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-    def _settle(self) -> None:
-        waited_s = math.fsum(seconds for _, seconds in self._waits)
-        queued_s = min(self._read() - self._settled_s, waited_s)
-        if queued_s > 0:
-            for row, seconds in self._waits:
-                row[1] -= seconds * queued_s / waited_s
-            self._settled_s += queued_s
-        self._waits.clear()
-
-    def _read(self) -> float:
-        if self._file is None:
-            return 0.0
-        try:
-            return int(os.pread(self._file, 100, 0).split()[1]) / 1e9
-        except (OSError, ValueError, IndexError):
-            return 0.0
-
-
 class StackSampler:
     """Samples one thread from `start` to `stop`.
 
@@ -120,6 +73,7 @@ class StackSampler:
 
     def __init__(self, thread: int, phase: Callable[[], str], collates: Collection[CodeType] = ()) -> None:
         self._thread_id = thread
+        self._native_id = next((one.native_id for one in threading.enumerate() if one.ident == thread), None)
         self._phase = phase
         self._collates = frozenset(collates)
         self._walls: defaultdict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0])
@@ -136,7 +90,6 @@ class StackSampler:
         """Begin; to be called, as `stop`, by the thread that is looked at."""
         self._faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
         self._system_s = resource.getrusage(resource.RUSAGE_THREAD).ru_stime
-        self._queue = CoreQueue(self._thread_id)
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         self._thread = threading.Thread(target=self._sample, name="flatout-stacks", daemon=True)
@@ -144,14 +97,12 @@ class StackSampler:
             self._thread.start()
         except RuntimeError:  # no thread more can be started here: nothing is seen, which is no samples
             self._thread = None
-            self._queue.close()
 
     def stop(self) -> Stacks:
         """End: what was seen; of how many steps, in what time, the caller knows."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-            self._queue.close()
         sys.setswitchinterval(self._switch_s)
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - self._faults
         system_s = resource.getrusage(resource.RUSAGE_THREAD).ru_stime - self._system_s
@@ -170,31 +121,54 @@ class StackSampler:
 
     def _sample(self) -> None:
         """Look until told to stop; where a look fails, what was seen before counts and nobody hears of a traceback."""
-        try:
+        with contextlib.suppress(Exception):  # what walks somebody else's frames is never worth a word on his terminal
             self._go_on()
-        except Exception:  # noqa: BLE001  what walks somebody else's frames is never worth a word on his terminal
-            return
 
     def _go_on(self) -> None:
-        _wake_up_in_time()
+        with contextlib.suppress(OSError, AttributeError):  # its turn is not put off by the usual 50 µs; not on Linux
+            ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)  # ns
         last_s, last_cpu_s = time.perf_counter(), time.clock_gettime(self._cpu_clock)
+        settled_s, waits = self._queued_s(), list[tuple[list[float], float]]()
         lots = random.Random(0)  # a step of a rhythm near the sampler's own would show the same place each time
         while not self._stop.wait(EVERY_S * lots.uniform(0.5, 1.5)):
             frame = sys._current_frames().get(self._thread_id)
             if frame is None:
-                return
+                break
             stack = _taken(frame)  # at once: the thread goes on as soon as it has its turn again, its frames with it
             phase = self._phase()
             now_s, cpu_s = time.perf_counter(), time.clock_gettime(self._cpu_clock)
-            found = self._walls[phase, *self._classified(stack)]
+            own = next((one for one in stack if not INSIDE.search(one[0].co_filename)), None)
+            code, line = own or stack[0]
+            place = f"{os.path.basename(code.co_filename)}:{line} in {code.co_name}"
+            found = self._walls[phase, self._kind(stack, own), place]
             found[0] += now_s - last_s
-            self._queue.waited(found, max(now_s - last_s - (cpu_s - last_cpu_s), 0.0))
+            waits.append((found, max(now_s - last_s - (cpu_s - last_cpu_s), 0.0)))
             found[2] += 1
             last_s, last_cpu_s = now_s, cpu_s
+            if len(waits) >= SETTLED_EVERY:
+                settled_s += self._settle(waits, settled_s)
+        self._settle(waits, settled_s)
 
-    def _classified(self, stack: list[Line]) -> tuple[str, str]:
-        own = next((one for one in stack if not INSIDE.search(one[0].co_filename)), None)
-        return self._kind(stack, own), _place(own or stack[0])
+    def _settle(self, waits: list[tuple[list[float], float]], settled_s: float) -> float:
+        """Note what the thread waited at each row, but for its time in the queue for a core; returns that time.
+
+        Reading the kernel's account lets the thread run on, so that fewer samples are had, and a wait is in it only
+        when it is over: so it is read now and then, and taken from all that was waited since.
+        """
+        waited_s = math.fsum(seconds for _, seconds in waits)
+        queued_s = max(min(self._queued_s() - settled_s, waited_s), 0.0)
+        for row, seconds in waits:
+            row[1] += seconds * (1 - queued_s / waited_s) if waited_s else 0.0
+        waits.clear()
+        return queued_s
+
+    def _queued_s(self) -> float:
+        """What the thread has waited for a core, by the kernel's own account; 0 where that cannot be read."""
+        try:
+            with open(f"/proc/self/task/{self._native_id}/schedstat", encoding="ascii") as file:
+                return int(file.read().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0
 
     def _kind(self, stack: list[Line], own: Line | None) -> str:
         """What the innermost frame that is known belongs to; else whether the script's innermost line prints."""
@@ -231,12 +205,6 @@ _OPENING = ("__init__", "_shutdown_workers", "_reset", "_start_thread")
 """Of a loader's iterator: where its workers are started and ended."""
 
 
-def _wake_up_in_time() -> None:
-    """This thread's timers, that of its turn among them, are not put off by the usual 50 µs."""
-    with contextlib.suppress(OSError, AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)  # ns
-
-
 def _taken(frame: FrameType | None) -> list[Line]:
     """Code and line of each frame, from the innermost outwards, without flatout's own."""
     found: list[Line] = []
@@ -245,7 +213,3 @@ def _taken(frame: FrameType | None) -> list[Line]:
             found.append((frame.f_code, frame.f_lineno or 0))
         frame = frame.f_back
     return found
-
-
-def _place(line: Line) -> str:
-    return f"{os.path.basename(line[0].co_filename)}:{line[1]} in {line[0].co_name}"

@@ -49,7 +49,6 @@ class BackgroundSaves:
         self._lock = threading.RLock()
         self._patch: Patch | None = None
         self._numbers = itertools.count()
-        self._ending = False
         sys.addaudithook(self._audit)  # for good: Python has no way to take one away
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._forget)
@@ -82,7 +81,7 @@ class BackgroundSaves:
             writer.join()
 
     def begin(self, write: Callable[[], None], path: str) -> None:
-        """Write in a thread; at the process's end, where none starts any more, at once."""
+        """Write in a thread; at once where none starts any more."""
         with self._lock:
             self._finish()  # that of another thread
             self._writer, self._path = None, path
@@ -96,7 +95,7 @@ class BackgroundSaves:
 
     def _opening(self, original: Opener, patch: Patch) -> Opener:
         def open_writer(name_or_buffer: Any) -> Any:
-            if not patch.active or self._ending or not isinstance(name_or_buffer, str):
+            if not patch.active or not isinstance(name_or_buffer, str):
                 return original(name_or_buffer)
             self.wait()
             beside = _beside(name_or_buffer, next(self._numbers))
@@ -113,19 +112,16 @@ class BackgroundSaves:
         writer = self._writer
         if writer is None or writer.ident == threading.get_ident() or not writer.is_alive():
             return
-        if event in WAITING or (event == "open" and self._is_under_way(arguments[0])):
+        path = arguments[0] if event == "open" else None
+        if event in WAITING or (isinstance(path, str | bytes) and os.path.realpath(os.fsdecode(path)) == self._path):
             self._finish()
-
-    def _is_under_way(self, path: Any) -> bool:
-        path = os.fsdecode(path) if isinstance(path, bytes) else path
-        return isinstance(path, str) and os.path.realpath(path) == self._path
 
     def _forget(self) -> None:
         """A fork has no such thread; its parent writes."""
         self._writer, self._lock = None, threading.RLock()
 
     def _at_exit(self) -> None:
-        self._ending = True
+        self.remove()  # whatever is saved from here on is plain's
         try:
             self.wait()
         except BaseException as problem:  # noqa: BLE001  plain would have ended by it
@@ -177,7 +173,6 @@ class _Archive:
         self._records.append(("write_record_metadata", arguments))
 
     def _write(self) -> None:
-        """Write beside, and put it in its place."""
         try:
             self._write_into(self._opened)
             with open(self._beside, "rb") as file:
@@ -206,8 +201,7 @@ class _Archive:
 def _beside(name: str, number: int) -> str | None:
     """Where to write meanwhile, in the path's own folder; None where only plain writes there as plain does.
 
-    PyTorch names the archive by the file's name up to its last dot, and otherwise where a path is not ASCII. A file
-    with several names, or of another user, is written in place.
+    PyTorch names the archive by the file's name up to its last dot, and otherwise where a path is not ASCII.
     """
     place, base = os.path.realpath(name), os.path.basename(name)
     stem = base.rpartition(".")[0] or base

@@ -12,8 +12,9 @@ import copy
 import sys
 import weakref
 from collections.abc import Callable, Collection
+from functools import partial
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,6 +28,8 @@ from flatout.guest.tracebacks import hide_ours
 Compute = Callable[..., Any]
 Around = Callable[[Compute, tuple[Any, ...], dict[str, Any]], Any]
 
+_SEAM = "_compiled_call_impl"
+
 MAX_DESCENT = 6
 """Levels of children looked through for the modules that training really calls."""
 
@@ -38,16 +41,6 @@ every step what one broken call is not worth."""
 
 NUM_LOOKED_AT = 10
 """First training calls of which it is noted how the script makes them."""
-
-
-class CallObserver(Protocol):
-    """Who wants to know of outermost calls."""
-
-    def before_call(self, call: OuterCall, training: bool) -> None:
-        """A call begins; `training` where gradients will be taken of it."""
-
-    def after_call(self, call: OuterCall, training: bool) -> None:
-        """The call is over, also when it raised."""
 
 
 class OuterCall:
@@ -76,10 +69,9 @@ class OuterCall:
         self._num_guarded: dict[tuple[Any, ...], int] = {}
         self._num_before_step = 0
         self._owner = owner
-        self._removed = False
-        self._former: Compute | None = module.__dict__.get("_compiled_call_impl")
-        compiled = self._former is not None and not isinstance(self._former, OuterCall)
-        self.compiled_by_script = compiled or type(module).__name__ == "OptimizedModule"
+        present = module.__dict__.get(_SEAM)
+        self._former: Compute | None = None if isinstance(present, OuterCall) else present
+        self.compiled_by_script = self._former is not None or type(module).__name__ == "OptimizedModule"
 
     @property
     def module(self) -> nn.Module:
@@ -97,34 +89,27 @@ class OuterCall:
     def install(self) -> None:
         """Become the module's call, on top of a compilation that the script has made, or taken back, since."""
         attributes = self.module.__dict__
-        present = attributes.get("_compiled_call_impl")
-        if present is self or isinstance(present, OuterCall):
+        present = attributes.get(_SEAM)
+        if isinstance(present, OuterCall):
             return
         if present is not self._former:
             self._former, self.compiled_by_script = present, present is not None
-        attributes["_compiled_call_impl"] = self
+        attributes[_SEAM] = self
 
     def lift(self) -> None:
         """Where no lever computes its calls, let the module be called directly, until `install`."""
         if self.compute is None and not self.arounds and self._owner.divide is None:
-            self._give_back()
+            self.remove()
 
     def remove(self) -> None:
         """Give the module its own call back."""
-        self._removed = True
-        self._give_back()
-
-    def _give_back(self) -> None:
         module = self._module()
-        if module is None or module.__dict__.get("_compiled_call_impl") is not self:
+        if module is None or module.__dict__.get(_SEAM) is not self:
             return
-        former = self._former
-        while isinstance(former, OuterCall) and former._removed:
-            former = former._former
-        if former is None:
-            del module.__dict__["_compiled_call_impl"]
+        if self._former is None:
+            del module.__dict__[_SEAM]
         else:
-            module.__dict__["_compiled_call_impl"] = former
+            module.__dict__[_SEAM] = self._former
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A user's own pickling or copying of `__dict__` finds None in our place, and needs no flatout to load."""
@@ -181,7 +166,7 @@ class OuterCall:
         self.num_training_calls += 1
         if self.num_training_calls < NUM_LOOKED_AT:
             owner.autocast_seen = owner.autocast_seen or torch.is_autocast_enabled(owner.device)
-            self.shapes.add(_shapes((args, kwargs)))
+            self.shapes.add(_looked_into((args, kwargs), _shapes))
         if owner.divide is not None:
             return owner.divide(self, args, kwargs)
         if owner.capture is not None:
@@ -190,16 +175,16 @@ class OuterCall:
             return self._guarded(args, kwargs)
         out = self.plain(*args, **kwargs)
         if self.plain_dtypes is None:
-            self.plain_dtypes = _dtypes(out)
+            self.plain_dtypes = _looked_into(out, _dtypes)
             if owner.look_at_graph is not None:
-                self.attention = _looked_at(owner.look_at_graph, out)
+                self.attention = _looked_into(out, owner.look_at_graph)
         return out
 
     def with_levers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the call as the engaged levers say."""
         compute = self.compute or self.plain
         for around in self.arounds.values():
-            compute = _nest(around, compute)
+            compute = partial(_called, around, compute)
         return compute(*args, **kwargs)
 
     def _guarded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -238,29 +223,23 @@ class OuterCall:
         self._num_before_step = self.num_training_calls
 
 
-def _dtypes(out: Any) -> tuple[torch.dtype, ...]:
-    try:
-        return tuple(t.dtype for t in tensors_of(out, unique=False))
-    except Exception:  # noqa: BLE001  an output of the script's own kind may raise anything when looked into
-        return ()
+def _called(around: Around, inner: Compute, *args: Any, **kwargs: Any) -> Any:
+    return around(inner, args, kwargs)
 
 
-def _looked_at(look: Callable[[Any], tuple[str, ...]], out: Any) -> tuple[str, ...]:
+def _looked_into(value: Any, look: Callable[[Any], tuple[Any, ...]]) -> tuple[Any, ...]:
     try:
-        return look(out)
-    except Exception:  # noqa: BLE001  as above
+        return look(value)
+    except Exception:  # noqa: BLE001  a value of the script's own kind may raise anything when looked into
         return ()
 
 
 def _shapes(inputs: Any) -> tuple[tuple[int, ...], ...]:
-    try:
-        return tuple(tuple(t.shape) for t in tensors_of(inputs, unique=False))
-    except Exception:  # noqa: BLE001  an input of the script's own kind may raise anything when looked into
-        return ()
+    return tuple(tuple(t.shape) for t in tensors_of(inputs, unique=False))
 
 
-def _nest(around: Around, inner: Compute) -> Compute:
-    return lambda *args, **kwargs: around(inner, args, kwargs)
+def _dtypes(out: Any) -> tuple[torch.dtype, ...]:
+    return tuple(t.dtype for t in tensors_of(out, unique=False))
 
 
 class Calls:
@@ -273,9 +252,9 @@ class Calls:
         """The thread that trains; calls in others are left alone."""
         self.autocast_seen = False
         """Whether the script calls its model under an autocast of its own."""
-        self.observer: CallObserver | None = None
-        """Told of calls without gradients."""
-        self.training_observer: CallObserver | None = None
+        self.observer: Any = None
+        """Told of calls without gradients: of each its beginning, and its end also where it raised."""
+        self.training_observer: Any = None
         """Told of calls of which gradients are taken."""
         self.has_trained = False
         """Whether there was such a call since somebody set this to False."""
@@ -352,7 +331,7 @@ class Calls:
     def _add(self, module: nn.Module, name: str) -> None:
         if not any(call.module is module for call in self.found):
             call = OuterCall(module, self, name)
-            module.__dict__["_compiled_call_impl"] = call
+            module.__dict__[_SEAM] = call
             self._found.append(call)
             ignored = _ignored_by_script()
             if _SEAM not in ignored:
@@ -370,9 +349,6 @@ class Calls:
         if self._hides_seams and _SEAM in _ignored_by_script():
             _ignored_by_script().remove(_SEAM)
         self._hides_seams = False
-
-
-_SEAM = "_compiled_call_impl"
 
 
 def _ignored_by_script() -> list[str]:

@@ -7,7 +7,6 @@ the module keeps on itself, a counter, a list that it appends to. In: a module. 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -38,11 +37,6 @@ class ModuleState:
     def num_bytes(self) -> int:
         """Memory that keeping it takes."""
         return sum(value.numel() * value.element_size() for _, value in self._values)
-
-    @property
-    def values(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Each tensor, as it is now, and what it held."""
-        return iter(self._values)
 
     def _keep_value(self, tensor: torch.Tensor, seen: set[int]) -> None:
         if id(tensor) not in seen:

@@ -77,20 +77,13 @@ class UpdateFlags:
             weakref.WeakKeyDictionary()
         )
         """Hooks on the optimizer's checkpoints, by what they put right."""
-        self._any = False
         self.num_updates = 0
         """Updates made with flags of ours since `engage`."""
-
-    @property
-    def any(self) -> bool:
-        """Whether flags are to be set in any optimizer's updates."""
-        return self._any
 
     def engage(self, optimizer: torch.optim.Optimizer, flags: Mapping[str, bool]) -> None:
         """Set these flags in each update from now on."""
         self.num_updates = 0
         self._flags[optimizer] = {**self._flags.get(optimizer, {}), **flags}
-        self._any = True
         handles = self._handles.setdefault(optimizer, {})
         if "groups" not in handles:
             handles["groups"] = [optimizer.register_state_dict_post_hook(self._show_own_flags, prepend=True)]
@@ -115,7 +108,6 @@ class UpdateFlags:
             if not flags:
                 self._unhook(optimizer, "groups")
                 del self._flags[optimizer]
-        self._any = bool(self._flags)
 
     def _unhook(self, optimizer: torch.optim.Optimizer, name: str) -> None:
         for handle in self._handles.get(optimizer, {}).pop(name, []):
@@ -138,9 +130,7 @@ class UpdateFlags:
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer is about to update: its groups carry the flags."""
-        if not self._any:
-            return
-        flags = self._flags.get(optimizer)
+        flags = self._flags.get(optimizer) if self._flags else None
         if not flags:
             return
         self.after_update()  # of an update that raised
@@ -187,26 +177,21 @@ def _align(optimizer: torch.optim.Optimizer) -> None:
 
 def _place_steps(optimizer: torch.optim.Optimizer, *, fused: bool) -> None:
     """Put step counters where a fused update (or a plain one) makes them itself, in the type that it gives them."""
-    plain_dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
     for parameter, state in optimizer.state.items():
         step = state.get("step") if isinstance(state, dict) else None
         if isinstance(step, torch.Tensor):
             device = parameter.device if fused else "cpu"
-            state["step"] = step.to(device=device, dtype=torch.float32 if fused else plain_dtype)
+            state["step"] = step.to(device=device, dtype=torch.float32 if fused else _plain_dtype())
 
 
 def _show_plain_steps(_: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Step counters in a checkpoint lie on the CPU in plain's type, as without us."""
-    plain_dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-    state = {
-        number: {
-            key: value.to(device="cpu", dtype=plain_dtype)
-            if key == "step" and isinstance(value, torch.Tensor)
-            else value
-            for key, value in kept.items()
-        }
-        if isinstance(kept, dict)
-        else kept
-        for number, kept in state_dict["state"].items()
-    }
+    state = dict(state_dict["state"])
+    for number, kept in state.items():
+        if isinstance(kept, dict) and isinstance(kept.get("step"), torch.Tensor):
+            state[number] = {**kept, "step": kept["step"].to(device="cpu", dtype=_plain_dtype())}
     return {**state_dict, "state": state}
+
+
+def _plain_dtype() -> torch.dtype:
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32

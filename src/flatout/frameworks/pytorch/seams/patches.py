@@ -59,6 +59,12 @@ _IN_PLACE: list[Patch] = []
 """All of this process, the earliest first; one that is off stays while somebody else's lies on top of it."""
 
 
+def remove_all(patches: list[Patch]) -> None:
+    """Take these away, the last first, and forget them."""
+    while patches:
+        patches.pop().remove()
+
+
 def patched() -> list[str]:
     """What is replaced in this process at present, as in `torch.autograd.backward`, the earliest first."""
     return [patch.name for patch in _IN_PLACE if patch.active]

@@ -76,10 +76,6 @@ class Rhythm:
         """So many optimizers exist: wait a little until each has updated before an order is believed."""
         self._expected = num
 
-    def expect_one_less(self) -> None:
-        """One of the optimizers that exist makes no update of its own."""
-        self._expected = max(self._expected - 1, 0)
-
     @property
     def waits(self) -> bool:
         """Whether an optimizer is waited for that has not updated yet."""

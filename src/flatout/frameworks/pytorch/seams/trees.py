@@ -23,18 +23,8 @@ MAX_PARTS = 10_000
 """Longer containers are left alone as well: they hold text or numbers, and are too slow to look through."""
 
 _OPAQUE = (
-    nn.Module,
-    torch.Generator,
-    type,
-    str,
-    bytes,
-    int,
-    float,
-    complex,
-    types.ModuleType,
-    types.FunctionType,
-    types.MethodType,
-    types.BuiltinFunctionType,
+    *(nn.Module, torch.Generator, type, str, bytes, int, float, complex, types.ModuleType, types.FunctionType),
+    *(types.MethodType, types.BuiltinFunctionType),
 )
 
 
@@ -75,17 +65,14 @@ def map_tensors(change: Callable[[torch.Tensor], Any], value: Any, *, objects: b
 def _map(change: Callable[[torch.Tensor], Any], value: Any, depth: int, objects: bool) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
-    if depth >= MAX_DEPTH or (not objects and not _is_container(value)):
+    is_container = isinstance(value, tuple | list | Mapping) or hasattr(type(value), "__dataclass_fields__")
+    if depth >= MAX_DEPTH or not (objects or is_container):
         return value
     parts = list(parts_of(value))
     new = {key: _map(change, part, depth + 1, objects) for key, part in parts}
     if all(new[key] is part for key, part in parts):
         return value
     return _rebuilt(value, new)
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, tuple | list | Mapping) or hasattr(type(value), "__dataclass_fields__")
 
 
 def parts_of(value: Any) -> Iterator[tuple[Any, Any]]:
