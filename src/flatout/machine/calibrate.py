@@ -281,7 +281,7 @@ def _nothing(package: Package, said: str, limit_s: float) -> MachineError:
         return MachineError(
             "the ceilings could not be measured",
             cause=f"the measuring process ended with `{said.splitlines()[-1]}`",
-            hint=f"see all of it: `echo choose | {sys.executable} {package.calibration} /tmp/ceilings.json auto 1 1000000`",
+            hint=f"see all of it: `echo choose | {sys.executable} {package.calibration} ceilings.json auto 1 1000000`",
         )
     return MachineError(
         f"no ceiling was measured within {limit_s:g} s",
