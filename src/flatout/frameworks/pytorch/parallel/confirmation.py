@@ -53,46 +53,53 @@ class Confirmation:
     """Calls of one module that are computed both ways."""
 
     def __init__(self, division: Dividing) -> None:
-        self._division = division
-        self._group = division.group
+        self._division, self._group = division, division.group
         self._outside: OutsideState | None = None
         self._decided = True
+
+    @contextmanager
+    def trial(self) -> Iterator[Silence]:
+        """A computation that is not the script's: nothing is printed, no mask is drawn, and nothing stays changed."""
+        module, silence = self._division.module(), Silence()
+        kept = ModuleState(module), RandomStates()
+        try:
+            with torch.enable_grad(), contextlib.redirect_stdout(io.StringIO()), silence.on(module):
+                yield silence
+        finally:
+            for state in kept:
+                state.restore()
 
     def confirmed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], known: Pattern | None
     ) -> tuple[Pattern, Check]:
-        """Compute the call whole and in parts, from the same state; how it is divided, where both agree."""
+        """Compute the call whole and in parts, from the same state; how it is divided, where both agree.
+
+        Raises:
+            NotDivided: They do not agree.
+        """
         group, module = self._group, self._division.module()
         first = known is None and self._division.holds_whole
         self.begin(inputs, first=first)
-        kept = ModuleState(module), RandomStates()
-        silence = Silence()
-        value, computed = self._whole(args, kwargs, inputs, silence, first=first)
-        whole, after = computed.outputs, remembered(module)
-        reasons: list[str] = []
+        with self.trial() as silence:
+            value, whole = self._whole(args, kwargs, inputs, first=first)
+            after = remembered(module)
+        form, reasons = skeleton(value), list[str]()
         for cut in [known.cut] if known is not None else guesses(inputs, group.world):
-            _restore(kept)
-            found, mine, why = self._attempt(cut, args, kwargs, inputs, (whole, skeleton(value)), silence)
-            if found is not None and (name := forgotten(after, module)) is not None:
-                why = f"what it keeps as `{name}` is that of the whole batch, of which a rank has a part"
-                found = None
+            with self.trial():
+                found, mine, why = self._attempt(cut, args, kwargs, inputs, whole.outputs, form)
+                if found is not None and (name := forgotten(after, module)) is not None:
+                    why = f"what it keeps as `{name}` is that of the whole batch, of which a rank has a part"
+                    found = None
             if group.everywhere(found is not None, "agreement on a division") and found is not None:
-                _restore(kept)
-                return found, Check(computed, mine, (args, kwargs))
+                return replace(found, masks=silence.broken), Check(whole, mine, (args, kwargs))
             reasons.append(why)
-        _restore(kept)
         cause = self._division.small(inputs) or next(filter(None, reasons), "")
         raise self._division.refused(cause or "none of its inputs has a dimension that counts samples")
 
     def together(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        inputs: Sequence[torch.Tensor],
-        pattern: Pattern,
-        *,
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], pattern: Pattern, *,
         first: bool,
-    ) -> tuple[Pattern, Check]:
+    ) -> tuple[Pattern, Check]:  # fmt: skip
         """Compute the call as one process does and by all ranks together, from the same state.
 
         Raises:
@@ -100,28 +107,20 @@ class Confirmation:
         """
         division, module = self._division, self._division.module()
         self.begin(inputs, first=False)
-        kept = ModuleState(module), RandomStates()
-        silence = Silence()
-        value, whole = self._whole(args, kwargs, inputs, silence, first=first)
-        after = remembered(module)
-        _restore(kept)
-        try:
-            with self.apart(), silence.on(module):
+        with self.trial() as silence:
+            value, whole = self._whole(args, kwargs, inputs, first=first)
+            after = remembered(module)
+        way = "it takes another way through its layers than in its first call"  # for one process has not raised
+        with self.trial():
+            with self._refusing(way):
                 passed = batch.passed(division, args, kwargs, pattern, silent=True)
-        except Lost:
-            raise
-        except Exception as problem:  # one process has not raised
-            raise self._division.refused(
-                f"it takes another way through its layers than in its first call ({type(problem).__name__}: {problem})"
-            ) from problem
-        found, wanted = passed.outputs, whole.outputs
-        same = len(found) == len(wanted) and skeleton(passed.value) == skeleton(value)
-        same = same and all(assembly.is_close(*pair) for pair in zip(found, wanted, strict=True))
-        name = forgotten(after, module)
-        _restore(kept)
+            found, wanted = passed.outputs, whole.outputs
+            same = len(found) == len(wanted) and skeleton(passed.value) == skeleton(value)
+            same = same and all(assembly.is_close(*pair) for pair in zip(found, wanted, strict=True))
+            name = forgotten(after, module)
         if not self._group.everywhere(same and name is None, "agreement on a division"):
             what = "compute together" if name is None else f"keep as `{name}`"
-            raise self._division.refused(f"what ranks {what} is not what one process {what.split()[0]}s")
+            raise division.refused(f"what ranks {what} is not what one process {what.split()[0]}s")
         return replace(pattern, masks=silence.broken), Check(whole, passed, (args, kwargs))
 
     def begin(self, inputs: Sequence[torch.Tensor], *, first: bool) -> None:
@@ -151,14 +150,14 @@ class Confirmation:
         self._division.remarks.append(f"`{self._division.name}`: {text}")
 
     def _whole(
-        self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], silence: Silence, *, first: bool
-    ) -> tuple[Any, Computed]:
+        self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], *, first: bool
+    ) -> tuple[Any, Computed]:  # fmt: skip
         """What the whole batch gives, as the module returns it, and the tensors of that."""
         module = self._division.module()
         self._outside = outside = self._outside or OutsideState(module)
         versions, kept_before, before = [t._version for t in inputs], kept_graphs(module), outside.seen()
         new_args, new_kwargs, _ = entering(args, kwargs, [lambda whole: whole] * len(inputs))
-        with self.apart(), silence.on(module), self._division.held.in_whole() as leaves:
+        with self._division.held.in_whole() as leaves:
             value = self._division.compute(*new_args, **new_kwargs)
         stray = kept_graphs(module) - kept_before
         if stray and first:
@@ -172,50 +171,41 @@ class Confirmation:
         return value, Computed(tensors_of(value), leaves)
 
     def _attempt(
-        self, cut: Cut, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor],
-        wanted: tuple[list[torch.Tensor], str], silence: Silence,
-    ) -> tuple[Pattern | None, Any, str]:  # fmt: skip
-        group = self._group
+        self, cut: Cut, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], whole: list[torch.Tensor], form: str
+    ) -> tuple[Pattern | None, Any, str]:
+        """How calls are divided that are cut so, with this rank's part of this one; or why they are not."""
+        group, division = self._group, self._division
         num = cut.num_samples(inputs)
         if num is None or num < group.world:
             return None, None, ""
         share = Share.of(inputs, cut.dims, num, group.world)
-        noise = Noise(share, group.rank, self._division.held.parameters)
-        found, told, raised = self._part(share, args, kwargs, silence, noise)
-        every: list[Any] = group.objects(told, "shapes")
-        shapes: list[Any] = [one and one[0] for one in every]
-        if found is None or any(row is None for row in shapes):
-            return None, None, raised or "a part of a batch raises on another rank"
-        mine, whole = found.outputs, wanted[0]
-        if any(len(row) != len(whole) for row in shapes):
-            return None, None, "it returns another number of tensors for a part of a batch"
-        if any(one[1] != wanted[1] for one in every):
-            return None, None, "what it returns beside tensors is another one for a part of a batch"
-        rules = self._rules(whole, mine, [[shape for shape, _ in row] for row in shapes], share)
-        if rules is None:
-            return None, None, "its outputs for parts of a batch do not make up those of the whole one"
-        stray = _stray(mine, [*self._division.held.leaves, *found.entered])
-        if stray:
-            return None, None, stray
-        return Pattern(cut, rules, noise=noise.drawn, masks=silence.broken, decided=self._decided), found, ""
-
-    def _part(
-        self, share: Share, args: Any, kwargs: Any, silence: Silence, noise: Noise
-    ) -> tuple[BatchPass | None, Any, str]:
-        """This rank's part of a call, what others are told of it, or what was raised."""
-        group, division = self._group, self._division
+        noise = Noise(share, group.rank, division.held.parameters)
         args, kwargs, entered = part_entering(args, kwargs, share, group.rank)
+        mine: Any = None
+        told, raised = None, "a part of a batch raises on another rank"
         try:
-            with self.apart(), silence.on(division.module()), whole_batch(group, noise):
+            with whole_batch(group, noise):
                 mine = Held.passed(division.held, division.compute, args, kwargs, Pattern(Cut(()), None), silent=True)
+            told = [tuple(t.shape) for t in mine.outputs], skeleton(mine.value)
         except Lost:
             raise
         except Exception as problem:  # noqa: BLE001  a wrong guess may raise anything
-            return None, None, f"a part of a batch raises {type(problem).__name__}: {problem}"
-        told = [(tuple(t.shape), t.dtype) for t in mine.outputs], skeleton(mine.value)
+            raised = f"a part of a batch raises {type(problem).__name__}: {problem}"
+        every: list[Any] = group.objects(told, "shapes")
+        if None in every:
+            return None, None, raised
+        if any(len(shapes) != len(whole) for shapes, _ in every):
+            return None, None, "it returns another number of tensors for a part of a batch"
+        if any(other != form for _, other in every):
+            return None, None, "what it returns beside tensors is another one for a part of a batch"
+        rules = self._rules(whole, mine.outputs, [shapes for shapes, _ in every], share)
+        if rules is None:
+            return None, None, "its outputs for parts of a batch do not make up those of the whole one"
+        if stray := _stray(mine.outputs, [*division.held.leaves, *entered]):
+            return None, None, stray
         found = BatchPass(division.held, group, share, mine, entered, noise if noise.drawn else None)
         mine.value = None
-        return found, told, ""
+        return Pattern(cut, rules, noise=noise.drawn, decided=self._decided), found, ""
 
     def _rules(
         self, whole: list[torch.Tensor], mine: list[torch.Tensor], shapes: list[list[tuple[int, ...]]], share: Share
@@ -235,12 +225,6 @@ class Confirmation:
             found += fitting[:1]
         every = group.objects(tuple(found) if len(found) == len(whole) else None, "rules")
         return every[0] if all(one == every[0] for one in every) else None
-
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        """A computation that is not the script's: what it prints is not shown."""
-        with torch.enable_grad(), contextlib.redirect_stdout(io.StringIO()):
-            yield
 
     def check_gradients(self, check: Check, gradients: Sequence[Any]) -> None:
         """Compare the gradients of a call that was computed both ways, before it leads to an update.
@@ -268,7 +252,8 @@ class Confirmation:
             grad if grad is None or isinstance(one, Sharded) else part_of(grad)
             for grad, one in zip(trained, wanted, strict=True)
         ]
-        wrong = far(mine, wanted, self._tolerance(check.whole.outputs, held.used))
+        tolerances = (assembly.tolerance(t.dtype) for t in (*check.whole.outputs, *held.used))
+        wrong = far(mine, wanted, 10 * max(tolerances, default=1e-4))
         if not self._group.everywhere(not wrong, "agreement on gradients"):
             self._judge_rounding(check, gradients, wanted, wrong)
 
@@ -307,27 +292,18 @@ class Confirmation:
     def _gradients(self, computed: Computed, gradients: Sequence[Any]) -> Found:
         """Of the parameters, from those of the outputs; None where there is none."""
         pairs = [(o, g) for o, g in zip(computed.outputs, gradients, strict=True) if g is not None and o.requires_grad]
-        outs, grads = [out for out, _ in pairs], [grad for _, grad in pairs]
-        return self._division.held.gradients(outs, grads, computed.leaves)
-
-    def _tolerance(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> float:
-        return 10 * max((assembly.tolerance(t.dtype) for t in (*outputs, *gradients)), default=1e-3)
+        return self._division.held.gradients([out for out, _ in pairs], [grad for _, grad in pairs], computed.leaves)
 
     def _rounding(self, check: Check, gradients: Sequence[Any], wanted: Sequence[Any], times: int) -> list[float]:
         """How far each gradient of one process moves when its parameters move by `times` their last bit.
 
         That is what rounding does all along a model; where it flips a ReLU, gradients of a deep one differ by 0.001.
         """
-        kept = ModuleState(self._division.module()), RandomStates()
         args, kwargs = map_tensors(torch.Tensor.detach, check.inputs)
         held = self._division.held
-        try:
-            with self.apart(), Silence().on(self._division.module()), held.nudged(times), held.in_whole() as leaves:
-                outputs = tensors_of(self._division.compute(*args, **kwargs))
-                found = self._gradients(Computed(outputs, leaves), gradients)
-        finally:
-            _restore(kept)
-        return _distances(found, wanted)
+        with self.trial(), held.nudged(times), held.in_whole() as leaves:
+            outputs = tensors_of(self._division.compute(*args, **kwargs))
+            return _distances(self._gradients(Computed(outputs, leaves), gradients), wanted)
 
 
 def _distances(found: Sequence[Any], wanted: Sequence[Any]) -> list[float]:
@@ -364,11 +340,6 @@ def _fits(rule: Rule, parts: list[torch.Tensor], wanted: torch.Tensor, share: Sh
     if rule.kind in ("mean", "sum") and not wanted.is_floating_point():
         return rule.kind == "sum" and assembly.is_close(sum(parts[1:], parts[0]), wanted)
     return assembly.is_close(assembly.put_together(rule, parts, share), wanted)
-
-
-def _restore(kept: tuple[ModuleState, RandomStates]) -> None:
-    for state in kept:
-        state.restore()
 
 
 def nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:

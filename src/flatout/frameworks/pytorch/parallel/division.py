@@ -8,8 +8,8 @@ Out: what the whole batch gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -23,7 +23,6 @@ from flatout.frameworks.pytorch.parallel.gradients import Aliases
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.later_calls import Changes, LastCalls
 from flatout.frameworks.pytorch.parallel.module_calls import called_modules
-from flatout.frameworks.pytorch.parallel.outside_state import named_as_cause
 from flatout.frameworks.pytorch.parallel.protocol import Check, Held, Pattern, is_rare
 from flatout.frameworks.pytorch.parallel.refusal import FEWER_RANKS, ON_ONE_RANK, ChangesOutside, NotDivided
 from flatout.frameworks.pytorch.parallel.remembered import flags_of, skeleton
@@ -43,15 +42,10 @@ TOO_FEW = "has too few samples for"
 
 
 class Division:
-    """Divides the calls of one module.
+    """Divides the calls of one module, which are computed as the script and the engaged levers say (`compute`).
 
-    Args:
-        name: What the module is called.
-        module: Gives the module.
-        compute: Computes a call as the script and the engaged levers say.
-        group: All ranks.
-        refuse: Told what cannot be divided; it ends the run.
-        apart: Entered while a call is gone back through: modules that are called then are no calls of the script's.
+    `refuse` is told what cannot be divided, and ends the run. `apart` is entered while a call is gone back through:
+    modules that are called then are no calls of the script's.
     """
 
     samples_tell = True
@@ -63,14 +57,15 @@ class Division:
     ) -> None:  # fmt: skip
         self.name = name
         self.refuse, self.apart = refuse, apart
-        self.compare: Callable[[], None] = lambda: None
-        """Makes sure that ranks have not diverged."""
+        self.compare: Callable[[], bool] = lambda: False
+        """Makes sure that ranks have not diverged; whether rank 0's parameters were given to all."""
         self.module, self.compute, self.group = module, compute, group
         self.sharing, self.replicas = group, self._sharing_a_batch(group)
         self.held: Held = Aliases(module(), group)
         self.hold: Hold | None = None
         """How parameters are held once it is known how calls are divided; None: as they are."""
         self.confirmation = Confirmation(self)
+        self.trial = self.confirmation.trial
         self.changes, self.last = Changes(), LastCalls(self)
         self._num_changes = self._since = 0
         self._patterns: dict[tuple[Any, ...], Pattern] = {}
@@ -109,7 +104,8 @@ class Division:
             pattern, check = self.confirmed(args, kwargs, inputs, former)
             if former is not None:
                 pattern.follow(former)
-            self._note(pattern, shapes)
+            pattern.sizes.add(shapes)
+            pattern.num_changes, pattern.confirmed_at = self._num_changes, self.num_divided + self.num_whole + 1
             self._patterns[kind] = pattern
             if not self._weighs and any(rule.kind == "mean" for rule in pattern.rules or ()):
                 self._weighs = True
@@ -121,36 +117,22 @@ class Division:
         return DividedCall(self, pattern, args, kwargs, check).made()
 
     def again(self, args: Any, kwargs: Any, pattern: Pattern) -> Check:
-        """Compute a former call both ways.
-
-        Raises:
-            NotDivided: It is not what the whole batch gives.
-        """
+        """Compute a former call both ways; or `NotDivided`."""
         self._since = pattern.confirmed_at
         return self.confirmed(args, kwargs, tensors_of((args, kwargs), unique=False), pattern)[1]
 
     def compare_gradients(self, check: Check, gradients: Sequence[Any]) -> None:
-        """Compare the gradients of a call that was computed both ways, by those of its outputs.
-
-        Raises:
-            NotDivided: They differ by more than rounding.
-        """
-        with self._divergence_told():
+        """Compare the gradients of a call that was computed both ways, by those of its outputs; or `NotDivided`."""
+        try:
             self.confirmation.check_gradients(check, gradients)
-
-    def _note(self, pattern: Pattern, shapes: tuple[Any, ...]) -> None:
-        """A call was found to be what the whole batch gives."""
-        pattern.sizes.add(shapes)
-        pattern.num_changes, pattern.confirmed_at = self._num_changes, self.num_divided + self.num_whole + 1
+        except NotDivided:
+            self.compare()  # where ranks have diverged, that is told
+            raise
 
     def confirmed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], former: Pattern | None
     ) -> tuple[Pattern, Check]:
-        """How a call is divided, which is computed both ways.
-
-        Raises:
-            NotDivided: It is not what the whole batch gives.
-        """
+        """How a call is divided, which is computed both ways; or `NotDivided`."""
         pattern, check = self._found(args, kwargs, inputs, former)
         if former is not None and former.decided:  # one batch may tell less of it than an earlier one did
             if pattern.decided and not former.is_alike(pattern):
@@ -166,10 +148,9 @@ class Division:
         if known is not None:
             try:
                 return self.confirmation.confirmed(args, kwargs, inputs, known)
-            except ChangesOutside:
-                raise
             except NotDivided:  # on all ranks alike; where they have diverged, that is the reason, or it is mended
-                self.compare()
+                if not self.compare():
+                    raise
                 return self.confirmation.confirmed(args, kwargs, inputs, known)
         if self.hold is None and self.holds_whole:
             return self.confirmation.confirmed(args, kwargs, inputs, None)
@@ -200,7 +181,7 @@ class Division:
             return True
         if not self.samples_tell or not samples.is_due(num):
             return False
-        return not samples.agrees(self, self.confirmation.apart(), pattern, args, kwargs)
+        return not samples.agrees(self, pattern, args, kwargs)
 
     def _is_too_small(self, pattern: Pattern | None, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether a call that is to be computed both ways cannot be divided."""
@@ -234,17 +215,6 @@ class Division:
         inputs = tensors_of((args, kwargs), unique=False)
         every = Pattern(Cut((None,) * len(inputs)), None)
         return DividedCall(self, every, args, kwargs, None).made()
-
-    @contextmanager
-    def _divergence_told(self) -> Iterator[None]:
-        """What is refused within while ranks have diverged is told as that."""
-        try:
-            yield
-        except ChangesOutside:
-            raise
-        except NotDivided:
-            self.compare()
-            raise
 
     def refused(self, cause: str) -> NotDivided:
         """That calls of this module cannot be divided, and why."""
@@ -283,8 +253,7 @@ class ModelDivision(Division):
         known = self._cut(args, kwargs, inputs, former)
         if self.planner is not None:
             self.confirmation.begin(inputs, first=True)
-            with named_as_cause(self):
-                self.held, self.planner = self.planner(self, args, kwargs, known), None
+            self.held, self.planner = self.planner(self, args, kwargs, known), None
         return self.confirmation.together(args, kwargs, inputs, known, first=former is None)
 
     def _cut(self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], former: Pattern | None) -> Pattern:

@@ -50,8 +50,7 @@ def make_equal(module: nn.Module, group: Group) -> list[str]:
 
 def same_batch(tensors: Sequence[torch.Tensor], group: Group) -> bool:
     """Whether all ranks call the model with the same inputs."""
-    found = group.objects(_digest(tensors), "comparison of batches")
-    return all(one == found[0] for one in found)
+    return len(set(group.objects(_digest(tensors), "comparison of batches"))) == 1
 
 
 FIRST_AT, MOST_BETWEEN = 20, 160
@@ -84,8 +83,8 @@ class RunningCheck:
         if self.num_calls >= self._next_at:
             self.compare()
 
-    def compare(self) -> None:
-        """Compare ranks now; all of them are at the same call.
+    def compare(self) -> bool:
+        """Compare ranks now, all of them at the same call; whether rank 0's parameters were given to all.
 
         Raises:
             NotDivided: They have diverged.
@@ -99,6 +98,7 @@ class RunningCheck:
         if not is_same[1]:
             raise self._diverged("their random numbers", "something draws on some ranks and not on others")
         self._next_at = self.num_calls + min(max(self.num_calls, FIRST_AT), MOST_BETWEEN)
+        return not is_same[0]
 
     def _mend(self, parameters: Sequence[torch.Tensor]) -> None:
         norms = self._group.gather(torch.tensor([_norm(parameters)], dtype=torch.float64), "norms of parameters")

@@ -20,7 +20,6 @@ from flatout.frameworks.pytorch.parallel.cuts import Cut
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import part_of
-from flatout.frameworks.pytorch.parallel.stand_ins import nudged
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 Found = list[torch.Tensor | None]
@@ -81,8 +80,8 @@ class Pattern:
 
     def is_alike(self, other: Pattern) -> bool:
         """Whether the outputs of two calls are put together in one way."""
-        pairs = zip(self.rules or (), other.rules or (), strict=False)
-        return len(self.rules or ()) == len(other.rules or ()) and all(are_alike(a, b) for a, b in pairs)
+        mine, others = self.rules or (), other.rules or ()
+        return len(mine) == len(others) and all(map(are_alike, mine, others))
 
     def rules_with(self, other: Pattern) -> tuple[Rule, ...] | None:
         """These, but for what another call tells more of."""
@@ -101,13 +100,7 @@ class Computed:
 
 @dataclass(slots=True)
 class Check:
-    """A call that was computed both ways, to be gone back through both ways.
-
-    Attributes:
-        whole: Computed on the whole batch, as one process does.
-        mine: `Passed` by ranks.
-        inputs: Of the call.
-    """
+    """A call that was computed on the whole batch and by ranks (`Passed`), to be gone back through both ways."""
 
     whole: Computed
     mine: Any
@@ -123,12 +116,7 @@ class Passed(Protocol):
     """The tensors in it."""
 
     def backward(self, gradients: Sequence[Any], *, keep: bool) -> tuple[Found, Found]:
-        """The gradients of all parameters and of those inputs that want one, from those of the outputs.
-
-        Args:
-            gradients: One for each output; None where there is none.
-            keep: Whether the graph is gone through again.
-        """
+        """Gradients of all parameters and of inputs that want one, from those of outputs; `keep` the graph or not."""
 
 
 class Held:
@@ -137,10 +125,8 @@ class Held:
     takes_mean = False
     """Whether `backward` takes the mean over ranks, each of which computes a part of the batch."""
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The script's own objects, from which a divided call's node hangs."""
-        raise NotImplementedError
+    parameters: list[nn.Parameter]
+    """The script's own objects, from which a divided call's node hangs."""
 
     @property
     def used(self) -> list[nn.Parameter]:
@@ -170,9 +156,24 @@ class Held:
         with self.in_place():
             yield ()
 
-    def nudged(self, times: int) -> AbstractContextManager[None]:
-        """Within, parameters are moved by `times` their last bit, at random."""
-        return nudged(list(map(part_of, self.used)), times)
+    @contextmanager
+    def nudged(self, times: int) -> Iterator[None]:
+        """Within, parameters are moved in their memory by up to `times` their last bit, the same for the same `times`.
+
+        Graphs that wait for their way back do not take it for a change (`.data` has versions of its own): they are
+        gone through when all is as it was.
+        """
+        parts = list(map(part_of, self.used))
+        kept = [one.clone() for one in parts]
+        generator = torch.Generator().manual_seed(times)
+        try:
+            for one in parts:
+                noise = torch.rand(one.shape, generator=generator).mul_(2).sub_(1).to(one.device)
+                one.data.mul_((1 + noise * times * torch.finfo(one.dtype).eps).to(one.dtype))
+            yield
+        finally:
+            for one, former in zip(parts, kept, strict=True):
+                one.data.copy_(former)
 
     def passed(self, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: Pattern, *, silent: bool) -> Passed:
         """Compute a call of the kind that `pattern` tells of; `silent`: nothing is drawn within."""
@@ -232,6 +233,7 @@ class Dividing(Protocol):
     remarks: list[str]
     refuse: Callable[[NotDivided], NoReturn]
     apart: Callable[[], AbstractContextManager[None]]
+    trial: Callable[[], AbstractContextManager[Any]]
     changes: Any
 
     @property

@@ -17,8 +17,6 @@ from flatout.frameworks.pytorch.parallel.division import ModelDivision
 from flatout.frameworks.pytorch.parallel.sequence_region import Key, Region
 from flatout.frameworks.pytorch.parallel.tensor_layers import Layer
 from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan, Watched, agrees
-from flatout.frameworks.pytorch.seams.module_state import ModuleState
-from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 MOST_TRIES = 12
@@ -26,16 +24,7 @@ MOST_TRIES = 12
 
 
 class SequencePlan:
-    """Finds the regions of a module.
-
-    Args:
-        division: Of the module's calls.
-        watched: A call of it.
-        plan: How layers are divided by features.
-        layers: Which.
-        call: What is given in it.
-        wanted: The outputs of it.
-    """
+    """Finds the regions of a module, by a call of it and how layers are divided by features."""
 
     def __init__(
         self, division: ModelDivision, watched: Watched, plan: TensorPlan, layers: Sequence[Layer], call: Any,
@@ -45,7 +34,6 @@ class SequencePlan:
         self._group, self._plan, self._wanted = division.sharing, plan, wanted
         self._together = {id(layer.module) for layer in layers if layer.kind in ("row", "heads")}
         self._divided = {id(inner) for layer in layers for inner in layer.module.modules()}
-        self._states = ModuleState(division.module()), RandomStates()
         self._num_tries = 0
 
     def find(self) -> list[Region]:
@@ -58,8 +46,6 @@ class SequencePlan:
                 if self._num_tries >= MOST_TRIES:
                     return found
                 self._num_tries += 1
-                for state in self._states:
-                    state.restore()
                 if agrees(self._division, self._plan, self._layers, self._call, self._wanted, [*found, region]):
                     region.settle()
                     found.append(region)

@@ -144,25 +144,6 @@ def stand_in(parameter: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(part_of(parameter), parameter.is_floating_point() or parameter.is_complex())
 
 
-@contextmanager
-def nudged(tensors: Sequence[torch.Tensor], times: int) -> Iterator[None]:
-    """Within, tensors are moved in their own memory by up to `times` their last bit, the same for the same `times`.
-
-    Graphs that wait for their way back do not take it for a change (`.data` has versions of its own): they are gone
-    through when all is as it was.
-    """
-    kept = [one.detach().clone() for one in tensors]
-    try:
-        generator = torch.Generator().manual_seed(times)
-        for one in tensors:
-            noise = torch.rand(one.shape, generator=generator).mul_(2).sub_(1).to(one.device)
-            one.data.mul_((1 + noise * times * torch.finfo(one.dtype).eps).to(one.dtype))
-        yield
-    finally:
-        for one, former in zip(tensors, kept, strict=True):
-            one.data.copy_(former)
-
-
 class ShardMemory:
     """Where a parameter's rows lie: in PyTorch's own shard, whose memory is a little longer where rows do not go up."""
 
