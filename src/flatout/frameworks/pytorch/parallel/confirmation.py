@@ -12,7 +12,7 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +24,7 @@ from flatout.frameworks.pytorch.parallel.draws import Noise, Silence
 from flatout.frameworks.pytorch.parallel.group import Lost
 from flatout.frameworks.pytorch.parallel.module_calls import hooked_module
 from flatout.frameworks.pytorch.parallel.outside_state import OutsideState
-from flatout.frameworks.pytorch.parallel.protocol import Check, Computed, Dividing, Found, Held, Pattern
+from flatout.frameworks.pytorch.parallel.protocol import Check, Computed, Found, Held, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.remembered import (
     forgotten,
@@ -37,6 +37,9 @@ from flatout.frameworks.pytorch.parallel.sharded import Sharded, part_of
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.parallel.division import Division
 
 MOST_TIMES_ROUNDING = 5.0
 """Gradients of parts may differ from those of the whole by so many times what rounding changes."""
@@ -52,7 +55,7 @@ NEGLIGIBLE = 1e-6
 class Confirmation:
     """Calls of one module that are computed both ways."""
 
-    def __init__(self, division: Dividing) -> None:
+    def __init__(self, division: Division) -> None:
         self._division, self._group = division, division.group
         self._outside: OutsideState | None = None
         self._decided = True
@@ -68,6 +71,20 @@ class Confirmation:
         finally:
             for state in kept:
                 state.restore()
+
+    @contextmanager
+    def nothing_outside(self) -> Iterator[None]:
+        """What changes a variable outside of the module within is refused for that, whatever else it is refused for."""
+        self._outside = outside = self._outside or OutsideState(self._division.module())
+        before, refused = outside.seen(), None
+        try:
+            yield
+        except NotDivided as problem:
+            refused = problem
+        if changed := outside.changed(before):
+            raise outside_state.refused(self._division, changed[0]) from refused
+        if refused is not None:
+            raise refused
 
     def confirmed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], known: Pattern | None
@@ -154,16 +171,13 @@ class Confirmation:
     ) -> tuple[Any, Computed]:  # fmt: skip
         """What the whole batch gives, as the module returns it, and the tensors of that."""
         module = self._division.module()
-        self._outside = outside = self._outside or OutsideState(module)
-        versions, kept_before, before = [t._version for t in inputs], kept_graphs(module), outside.seen()
+        versions, kept_before = [t._version for t in inputs], kept_graphs(module)
         new_args, new_kwargs, _ = entering(args, kwargs, [lambda whole: whole] * len(inputs))
-        with self._division.held.in_whole() as leaves:
+        with self.nothing_outside(), self._division.held.in_whole() as leaves:
             value = self._division.compute(*new_args, **new_kwargs)
         stray = kept_graphs(module) - kept_before
         if stray and first:
             raise self._division.refused(f"it keeps a tensor that is to be trained as its attribute `{min(stray)}`")
-        if changed := outside.changed(before):
-            raise outside_state.refused(self._division, changed[0])
         if has_numbers_of_floats(value):
             raise self._division.refused("it returns a number that is no tensor, which may be that of a part")
         if versions != [t._version for t in inputs]:
@@ -232,14 +246,12 @@ class Confirmation:
         Raises:
             NotDivided: They differ by more than rounding.
         """
-        held, outside = self._division.held, self._outside
-        assert outside is not None
-        before = outside.seen()
-        silence = Silence()  # what is checkpointed is computed once more
-        with self._refusing("its gradients cannot be compared"), silence.on(self._division.module()):
+        held, silence = self._division.held, Silence()  # what is checkpointed is computed once more
+        with (
+            self.nothing_outside(), self._refusing("its gradients cannot be compared"),
+            silence.on(self._division.module()),
+        ):  # fmt: skip
             wanted = self._gradients(check.whole, gradients)
-        if changed := outside.changed(before):  # by hooks on the way back
-            raise outside_state.refused(self._division, changed[0])
         if any(one is not None and one.is_sparse for one in wanted):
             raise self._division.refused("it has sparse gradients")
         with (

@@ -30,13 +30,10 @@ def bounds(num: int, world: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where the batch lies in the inputs of a call.
-
-    Attributes:
-        dims: For each tensor of the inputs the dimension that counts samples; None for one that every rank gets whole.
-    """
+    """Where the batch lies in the inputs of a call."""
 
     dims: tuple[int | None, ...]
+    """For each tensor of the inputs the dimension that counts samples; None for one that every rank gets whole."""
 
     def num_samples(self, tensors: Sequence[torch.Tensor]) -> int | None:
         """Samples of a call; None where its inputs do not agree on it."""
@@ -99,10 +96,7 @@ def entering(
 ) -> tuple[Any, Any, list[torch.Tensor]]:
     """Inputs of a call without what the script computed them from, and those that gradients are wanted of.
 
-    Args:
-        args: The call's.
-        kwargs: The call's.
-        changes: What each tensor of them enters as, in their order.
+    `changes`: what each tensor of them enters as, in their order.
     """
     next_change = iter(changes)
     entered: list[torch.Tensor] = []

@@ -60,7 +60,9 @@ class Division:
         self.compare: Callable[[], bool] = lambda: False
         """Makes sure that ranks have not diverged; whether rank 0's parameters were given to all."""
         self.module, self.compute, self.group = module, compute, group
-        self.sharing, self.replicas = group, self._sharing_a_batch(group)
+        self.sharing = group
+        self.replicas: Group | None = group if self.samples_tell else None
+        """Those that compute a part of the batch each; None where there are none."""
         self.held: Held = Aliases(module(), group)
         self.hold: Hold | None = None
         """How parameters are held once it is known how calls are divided; None: as they are."""
@@ -87,10 +89,6 @@ class Division:
         except NotDivided as problem:
             self.refuse(problem)
 
-    def _sharing_a_batch(self, group: Group) -> Group | None:
-        """Those that compute a part of the batch each; None where there are none."""
-        return group
-
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.held.renew()
         inputs = tensors_of((args, kwargs), unique=False)
@@ -98,7 +96,7 @@ class Division:
         pattern, check = self._patterns.get(kind), None
         if pattern is None or self._is_due(pattern, shapes, args, kwargs):
             former = pattern
-            if self._is_too_small(former, inputs):
+            if self.samples_tell and self._is_too_small(former, inputs):
                 self.why_whole = self.small(inputs)
                 return self._whole(args, kwargs)
             pattern, check = self.confirmed(args, kwargs, inputs, former)
@@ -110,7 +108,7 @@ class Division:
             if not self._weighs and any(rule.kind == "mean" for rule in pattern.rules or ()):
                 self._weighs = True
                 self._patterns = {self._kind(args, kwargs, inputs): pattern}
-        if self._stays_whole(pattern, inputs):
+        if self.samples_tell and self._stays_whole(pattern, inputs):
             return self._whole(args, kwargs)  # a small last batch: every rank computes all of it, with the same outcome
         self.num_divided += 1
         self.last.keep(kind, pattern, args, kwargs, is_confirmed=check is not None)
@@ -179,16 +177,12 @@ class Division:
             return True
         if shapes not in pattern.sizes and len(pattern.sizes) < NUM_CONFIRMED:
             return True
-        if not self.samples_tell or not samples.is_due(num):
-            return False
-        return not samples.agrees(self, pattern, args, kwargs)
+        return self.samples_tell and samples.is_due(num) and not samples.agrees(self, pattern, args, kwargs)
 
     def _is_too_small(self, pattern: Pattern | None, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether a call that is to be computed both ways cannot be divided."""
-        world = self.group.world
-        if pattern is not None and (pattern.cut.num_samples(inputs) or 0) < world:
-            return True
-        return all(max(t.shape, default=0) < world for t in inputs)
+        is_known = pattern is not None and (pattern.cut.num_samples(inputs) or 0) < self.group.world
+        return is_known or all(max(t.shape, default=0) < self.group.world for t in inputs)
 
     def _stays_whole(self, pattern: Pattern, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether there are too few samples; or nothing of a rank's part counts, so that it has no way back."""
@@ -237,15 +231,6 @@ class ModelDivision(Division):
     return_memory: Callable[[], None] = staticmethod(lambda: None)
     """Called when a call was computed both ways, which took as much memory as one process and more."""
 
-    def _sharing_a_batch(self, group: Group) -> Group | None:
-        return None
-
-    def _is_too_small(self, pattern: Pattern | None, inputs: Sequence[torch.Tensor]) -> bool:
-        return False
-
-    def _stays_whole(self, pattern: Pattern, inputs: Sequence[torch.Tensor]) -> bool:
-        return False
-
     def confirmed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], former: Pattern | None
     ) -> tuple[Pattern, Check]:
@@ -253,7 +238,8 @@ class ModelDivision(Division):
         known = self._cut(args, kwargs, inputs, former)
         if self.planner is not None:
             self.confirmation.begin(inputs, first=True)
-            self.held, self.planner = self.planner(self, args, kwargs, known), None
+            with self.confirmation.nothing_outside():
+                self.held, self.planner = self.planner(self, args, kwargs, known), None
         return self.confirmation.together(args, kwargs, inputs, known, first=former is None)
 
     def _cut(self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], former: Pattern | None) -> Pattern:

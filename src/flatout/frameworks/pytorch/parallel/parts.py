@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,13 +22,12 @@ from flatout.frameworks.pytorch.parallel.stand_ins import StandIns, Swaps, refus
 
 
 class Parts(Held):
-    """The parameters of one module, parts of some of them.
+    """The parameters of one module, parts of some of them; they are cut now.
 
     Args:
-        module: Its parameters are cut now.
+        module: Whose.
         group: All ranks.
-        placements: How parameters are cut, by their identity; the others are whole on every rank, and all ranks compute
-            the same with them.
+        placements: How parameters are cut, by their identity; the others are whole on every rank.
         partial: Those of the others, by identity, whose gradients are sums over ranks: each computes with some of the
             model's layers or positions.
         are_alike: Whether all ranks compute with the same parameters, or parts of them, in each call.
@@ -44,23 +44,18 @@ class Parts(Held):
             if cut is not None:
                 with torch.no_grad():
                     part = cut.mine(parameter.detach()).clone(memory_format=torch.contiguous_format)
-                take_place(parameter, part, cut, None)
+                take_place(parameter, part, cut)
         self._stand_ins = StandIns(module, frozen=True)
         self._stand_ins.renew()
         self._within = False
         self._wholes: list[torch.Tensor] = []
 
-    # -- the script's parameters -------------------------------------------------------------------------------------
+        self.parameters = self._stand_ins.parameters
 
     @property
     def module(self) -> nn.Module:
         """Whose parameters they are."""
         return self._stand_ins.module
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """See `Held`."""
-        return self._stand_ins.parameters
 
     @property
     def leaves(self) -> list[torch.Tensor]:
@@ -107,13 +102,9 @@ class Parts(Held):
         finally:
             self._within, self._wholes = False, []
 
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
+    def at_once(self) -> AbstractContextManager[Any]:
         """See `Held`."""
-        with self.in_whole():
-            yield
-
-    # -- gradients ---------------------------------------------------------------------------------------------------
+        return self.in_whole()
 
     def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
         """See `Held`."""
@@ -136,7 +127,7 @@ class Parts(Held):
         if not self._are_alike:
             used = self._group.anywhere(used, "which parameters were used")
         found: Found = [None] * len(mine)
-        partial: list[int] = []
+        partial: dict[int, torch.Tensor] = {}
         for place, (parameter, leaf, was) in enumerate(zip(self.parameters, leaves, used, strict=True)):
             if not (was and parameter.requires_grad):
                 continue
@@ -144,9 +135,8 @@ class Parts(Held):
             part = torch.zeros_like(leaf) if grad is None else grad
             found[place] = become(part, parameter.placement) if isinstance(parameter, Sharded) else part
             if not isinstance(parameter, Sharded) and id(parameter) in self._partial:
-                partial.append(place)
-        shares = [one for place in partial if (one := found[place]) is not None]
-        sums = summed_in_buckets(shares, self._group, "gradients of what ranks share")
+                partial[place] = part
+        sums = summed_in_buckets([*partial.values()], self._group, "gradients of what ranks share")
         for place, whole in zip(partial, sums, strict=True):
             found[place] = whole
         return found

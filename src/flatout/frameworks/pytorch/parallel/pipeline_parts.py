@@ -122,8 +122,6 @@ class _Pass:
         self._micro_batches: list[_MicroBatch] = []
         self._is_first, self._is_last = group.rank == 0, group.rank == group.world - 1
 
-    # -- forwards ----------------------------------------------------------------------------------------------------
-
     def forward(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> bool:
         """Compute; whether all ranks came to the end of their stages."""
         held, values, is_whole = self._held, [], True
@@ -192,8 +190,6 @@ class _Pass:
             put = parts[0] if rule.kind == "same" else assembly.put_together(rule, parts, share)
             whole[id(one)] = assembly.laid_out_as(put, one).detach().requires_grad_(one.requires_grad)
         return map_tensors(lambda tensor: whole[id(tensor)], values[0])
-
-    # -- backwards ---------------------------------------------------------------------------------------------------
 
     def backward(self, gradients: Sequence[Any], *, keep: bool) -> tuple[Found, Found]:
         """See `Passed`."""

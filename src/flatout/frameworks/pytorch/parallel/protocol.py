@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.assembly import Rule, are_alike
 from flatout.frameworks.pytorch.parallel.cuts import Cut
-from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import part_of
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
@@ -44,13 +42,20 @@ def is_rare(num: int, world: int) -> bool:
 
 @dataclass(slots=True)
 class Pattern:
-    """How calls of one kind are divided.
+    """How calls of one kind are divided, and what is known of it.
 
     Attributes:
         cut: Where the batch is in the inputs.
         rules: How each output is put together; None where every rank computes all of the batch.
         noise: Whether the call draws noise for samples.
         masks: Whether it draws masks of dropout.
+        decided: Whether one rule alone gave each output; else calls are computed both ways until that is so.
+        num_calls: Calls since the first.
+        sizes: Shapes with which it was confirmed.
+        num_changes: How often the script had changed something of the module at that time (`later_calls.py`).
+        confirmed_at: The call of the module at which that was.
+        is_sampled: Whether samples tell something of it (`samples.py`).
+        taken: Of which outputs the script took gradients, the last time.
     """
 
     cut: Cut
@@ -58,20 +63,12 @@ class Pattern:
     noise: bool = False
     masks: bool = False
     decided: bool = True
-    """Whether one rule alone gave each output; else calls are computed both ways until that is so."""
     num_calls: int = 0
-    """Calls since the first."""
     sizes: set[tuple[Any, ...]] = field(default_factory=set)
-    """Shapes with which it was confirmed."""
-
     num_changes: int = 0
-    """How often the script had changed something of the module when it was confirmed last (`later_calls.py`)."""
     confirmed_at: int = 0
-    """The call of the module at which that was."""
     is_sampled: bool = True
-    """Whether samples tell something of it (`samples.py`)."""
     taken: tuple[bool, ...] = ()
-    """Of which outputs the script took gradients, the last time."""
 
     def follow(self, former: Pattern) -> None:
         """Take over what was known of the kind."""
@@ -108,12 +105,10 @@ class Check:
 
 
 class Passed(Protocol):
-    """A call that was computed."""
+    """A call that was computed: what the module returned, and the tensors in it."""
 
     value: Any
-    """What the module returned."""
     outputs: list[torch.Tensor]
-    """The tensors in it."""
 
     def backward(self, gradients: Sequence[Any], *, keep: bool) -> tuple[Found, Found]:
         """Gradients of all parameters and of inputs that want one, from those of outputs; `keep` the graph or not."""
@@ -219,35 +214,3 @@ class Pass:
         for tensor in self._entered:
             tensor.grad = None
         return found, of_inputs
-
-
-class Dividing(Protocol):
-    """What those that help to divide the calls of a module use of `Division`."""
-
-    name: str
-    module: Callable[[], nn.Module]
-    compute: Callable[..., Any]
-    group: Group
-    replicas: Group | None
-    held: Held
-    remarks: list[str]
-    refuse: Callable[[NotDivided], NoReturn]
-    apart: Callable[[], AbstractContextManager[None]]
-    trial: Callable[[], AbstractContextManager[Any]]
-    changes: Any
-
-    @property
-    def holds_whole(self) -> bool:
-        """Whether each rank has all parameters."""
-
-    def refused(self, cause: str) -> NotDivided:
-        """That calls of the module cannot be divided, and why."""
-
-    def small(self, inputs: Sequence[torch.Tensor]) -> str:
-        """That a batch has fewer samples than there are ranks; empty where it has enough."""
-
-    def again(self, args: Any, kwargs: Any, pattern: Pattern) -> Check:
-        """Compute a former call both ways."""
-
-    def compare_gradients(self, check: Check, gradients: Sequence[Any]) -> None:
-        """Compare the gradients of a call that was computed both ways."""

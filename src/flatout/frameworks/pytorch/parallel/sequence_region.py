@@ -32,12 +32,7 @@ Key = tuple[int, str, int]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a tensor is cut that has positions.
-
-    Attributes:
-        dim: The dimension.
-        times: It is so many times as long as there are positions.
-    """
+    """Along which dimension a tensor is cut, which is so many times as long as there are positions."""
 
     dim: int
     times: int
@@ -52,7 +47,7 @@ class Region:
     """Blocks that are called one after the other.
 
     Args:
-        blocks: They.
+        blocks: Which.
         number: Of the tensor that is cut, among those that the first one is given.
         dim: Along which.
         scopes: Modules within that are given all positions: attention, of which layers are divided together.
@@ -131,8 +126,6 @@ class Region:
 
         return computed
 
-    # -- layers ------------------------------------------------------------------------------------------------------
-
     def gathered(self, module: nn.Module, given: Any) -> Any:
         """All positions of what a module is given; it computes some features of them, whose gradients are summed."""
         if id(module) in self._within and module not in self.scopes:
@@ -145,17 +138,17 @@ class Region:
             if way is not None:
                 ways.append(way)
             if self._last is None or self._last[0] is not tensor:  # layers that get the same, one after the other
-                self._last = tensor, self._entered(tensor, way)
+                entered = tensor
+                if way is not None:
+                    entered = tensor_exchanges.gathered(tensor, self._group, self._edges(way), way.dim)
+                elif tensor.requires_grad:
+                    entered = tensor_exchanges.entering(tensor, self._group)
+                self._last = tensor, entered
             return self._last[1]
 
         found = map_tensors(whole, given)
         self._way = ways[0] if ways else self._way
         return found
-
-    def _entered(self, tensor: torch.Tensor, way: Way | None) -> torch.Tensor:
-        if way is None:
-            return tensor_exchanges.entering(tensor, self._group) if tensor.requires_grad else tensor
-        return tensor_exchanges.gathered(tensor, self._group, self._edges(way), way.dim)
 
     def summed(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of what ranks have found with their features, this rank's positions of it."""

@@ -10,7 +10,6 @@ Source: `torch.distributed.fsdp.fully_shard`; Zhao et al., arXiv 2304.11277; Raj
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,21 +22,13 @@ from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import Sharded, become, can_be_cut, in_rows
-from flatout.frameworks.pytorch.parallel.stand_ins import ShardMemory, refuse_others, take_place
+from flatout.frameworks.pytorch.parallel.stand_ins import refuse_others, take_place
 
 Refuse = Callable[[NotDivided], Any]
 
 
 class Shards(Held):
-    """The parameters of one module, of each some rows.
-
-    Args:
-        module: To be sharded, now.
-        mesh: The ranks.
-        group: All of them.
-        called: Identities of the modules that a call of it calls.
-        refuse: Told of what cannot be done; it ends the run.
-    """
+    """The parameters of one module, of each some rows; they are sharded now, by the modules that a call of it calls."""
 
     takes_mean = True
 
@@ -50,8 +41,9 @@ class Shards(Held):
         rest = {p for p in owners.values() if not can_be_cut(p)}
         self._states = fully_sharded(module, units(module, called), mesh, rest)
         self._groups = [group for state in self._states for group in groups_of(state)]
-        self._held = {id(owners[_place(one)]): one for each in self._groups for one in each.fsdp_params}
-        self._every = list({id(p): p for p in owners.values()}.values())
+        every = [one for each in self._groups for one in each.fsdp_params]
+        self._held = {id(owners[id(one._module_info.module), one._module_info.param_name]): one for one in every}
+        self.parameters = list({id(p): p for p in owners.values()}.values())
         self._cut = [(p, self._held[id(p)]) for p in self.parameters if id(p) in self._held]
         self._rest = [p for p in self.parameters if id(p) not in self._held]
         for parameter, held in self._cut:
@@ -64,13 +56,6 @@ class Shards(Held):
         self._wanted: list[bool] = []
         self._depth = 0
         self._put_back()
-
-    # -- the script's parameters -------------------------------------------------------------------------------------
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """See `Held`."""
-        return self._every
 
     def renew(self) -> None:
         """Follow what the script has done to the parameters since the last call."""
@@ -154,8 +139,6 @@ class Shards(Held):
         with torch._C.DisableTorchFunctionSubclass():
             return [p._version for p in self.parameters]
 
-    # -- gradients ---------------------------------------------------------------------------------------------------
-
     def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
         """See `Held`."""
         found = self._gone_back(outputs, gradients, keep=keep, all_used=True)
@@ -169,7 +152,7 @@ class Shards(Held):
             gathered = getattr(held, "_unsharded_param", None)
             if gathered is not None and gathered.requires_grad and key not in self._noted:
                 self._noted.add(key)
-                gathered.register_post_accumulate_grad_hook(functools.partial(_add, self._used, key))
+                gathered.register_post_accumulate_grad_hook(lambda _, key=key: self._used.add(key))
 
     def gradients(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], leaves: Leaves) -> Found:
         """See `Held`; the leaves are its own. No rank has a gradient that others lack."""
@@ -213,9 +196,16 @@ class Shards(Held):
         return become(mine, parameter.placement)
 
 
-def _place(held: Any) -> tuple[int, str]:
-    return id(held._module_info.module), held._module_info.param_name
+class ShardMemory:
+    """Where a parameter's rows lie: in PyTorch's own shard, whose memory is a little longer where rows do not go up."""
 
+    def __init__(self, held: Any) -> None:
+        self._held = held
 
-def _add(used: set[int], key: int, _: torch.Tensor) -> None:
-    used.add(key)
+    def moved(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows in memory of their own, from where they are gathered from now on."""
+        held = self._held
+        padded = rows.new_zeros(held.padded_sharded_param_size)
+        held._sharded_param_data = padded.view(-1)
+        held.sharded_param._local_tensor = mine = padded.narrow(0, 0, rows.shape[0]).copy_(rows)
+        return mine

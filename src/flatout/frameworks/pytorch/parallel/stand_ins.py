@@ -26,10 +26,7 @@ T = TypeVar("T", bound=torch.Tensor)
 class StandIns:
     """Stand-ins for the parameters of one module.
 
-    Args:
-        module: It.
-        frozen: Whether those that are not trained have one, too: where the parameters themselves are not what the
-            module is to compute with.
+    `frozen`: those that are not trained have one, too, where parameters are not what the module is to compute with.
     """
 
     def __init__(self, module: nn.Module, *, frozen: bool = False) -> None:
@@ -88,19 +85,14 @@ class Swaps:
 
     @classmethod
     def of(cls, module: nn.Module, by_id: Mapping[int, torch.Tensor]) -> Swaps:
-        """Put others into a module.
-
-        Args:
-            module: With all that is in it.
-            by_id: What comes in the place of a parameter, by the parameter's identity.
-        """
+        """Put others into a module and all within it, in the place of parameters that are told by their identity."""
         made = cls()
         for part in module.modules():
             own = part._parameters
             if not isinstance(own, dict):
                 raise NotDivided(
-                    f"`{type(part).__name__}` cannot be divided over ranks", cause="its parameters are not Python's",
-                )  # fmt: skip
+                    f"`{type(part).__name__}` cannot be divided over ranks", cause="its parameters are not Python's"
+                )
             new = {name: by_id[id(p)] for name, p in own.items() if p is not None and id(p) in by_id}
             if new:
                 made._swaps.append((own, new, {name: own[name] for name in new}))
@@ -126,11 +118,7 @@ class Swaps:
 
 
 def refuse_others(module: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
-    """Make sure that a module still has the parameters that ranks hold parts of.
-
-    Raises:
-        NotDivided: It has not.
-    """
+    """Make sure that a module still has the parameters that ranks hold parts of; or `NotDivided`."""
     if list(map(id, module.parameters())) != list(map(id, parameters)):
         raise NotDivided(
             "a model's parameters were replaced by others in training",
@@ -144,22 +132,6 @@ def stand_in(parameter: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(part_of(parameter), parameter.is_floating_point() or parameter.is_complex())
 
 
-class ShardMemory:
-    """Where a parameter's rows lie: in PyTorch's own shard, whose memory is a little longer where rows do not go up."""
-
-    def __init__(self, held: Any) -> None:
-        self._held = held
-
-    def moved(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows in memory of their own, from where they are gathered from now on."""
-        held = self._held
-        padded = rows.new_zeros(held.padded_sharded_param_size)
-        mine = padded.narrow(0, 0, rows.shape[0]).copy_(rows)
-        held._sharded_param_data = padded.view(-1)
-        held.sharded_param._local_tensor = mine
-        return mine
-
-
 def _num_sharing(tensor: torch.Tensor) -> int:
     """How many tensors lie in its memory, and those that count."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))  # type: ignore[attr-defined]
@@ -169,20 +141,14 @@ def _num_sharing(tensor: torch.Tensor) -> int:
 def _num_sharing_of_one() -> int:
     """The same of a parameter that nobody shares but its stand-in (`gradients.py`)."""
     alone = nn.Parameter(torch.zeros(1))
-    stand_in = nn.Parameter(alone.detach())
+    its_stand_in = stand_in(alone)
     num = _num_sharing(alone)
-    del stand_in
+    del its_stand_in
     return num
 
 
-def take_place(parameter: nn.Parameter, part: torch.Tensor, placement: Placement, memory: Any) -> None:
-    """The script's parameter moves into the memory of its part.
-
-    Args:
-        parameter: Whole until now.
-        part: This rank's.
-        placement: Which that is.
-        memory: Told where the part is to lie from now on (`moved`).
+def take_place(parameter: nn.Parameter, part: torch.Tensor, placement: Placement, memory: Any = None) -> None:
+    """The script's parameter, whole until now, moves into the memory of its part; `memory`: see `become`.
 
     Raises:
         NotDivided: Somebody holds on to where it was.

@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import numbers
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -23,29 +23,27 @@ from flatout.frameworks.pytorch.parallel.cuts import bounds
 from flatout.frameworks.pytorch.parallel.draws import drawn_apart
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
 from flatout.frameworks.pytorch.parallel.module_calls import Made, Timeline
-from flatout.frameworks.pytorch.parallel.protocol import Dividing
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sequence_region import Region
 from flatout.frameworks.pytorch.parallel.sharded import Placement, can_be_cut, part_of
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
-from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer, attributes, forwards
+from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Kind, Layer, replaced
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.parallel.division import Division
 
 
 class Watched:
     """A call of a module.
 
     Attributes:
-        module: It.
         order: Modules within it, as they were called first.
         calls: Inputs (positional, named) and what was returned, by the identity of a module that was called once.
         outputs: What linear layers returned, each call, by their identity.
         inputs: The shape of what linear layers were given first, by their identity.
-        flow: What modules of `calls` were given, and what they returned, by identity: numbers of tensors, in the order
-            of `tensors_of`. The same tensor has the same number.
         read_outside: Identities of parameters that are used while another module than their own computes.
         numbers: Of the parameters, in their order, by identity.
-        num_elements: Of all parameters.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -54,10 +52,8 @@ class Watched:
         self.calls: dict[int, tuple[Any, Any, Any]] = {}
         self.outputs: dict[int, list[torch.Tensor]] = {}
         self.inputs: dict[int, torch.Size] = {}
-        self.flow: dict[int, tuple[list[int], list[int]]] = {}
         self.read_outside: set[int] = set()
         self.numbers = {id(p): number for number, p in enumerate(module.parameters())}
-        self.num_elements = sum(p.numel() for p in module.parameters())
 
     def watch(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Make the call."""
@@ -74,23 +70,14 @@ class Watched:
                     self.inputs.setdefault(which, given[0][0].shape)
             elif nums[which] == 1 and any(isinstance(one, nn.Linear) for one in call.module.modules()):
                 self.calls[which] = map_tensors(torch.Tensor.detach, (*given, returned))
-                self.flow[which] = _identities(given), _identities(returned)
         for part in self.module.modules():
             for p in (one for one in part._parameters.values() if one is not None):
                 for _, within in timeline.reads.get(id(p), ()):
-                    if not _may_read(part, [self.module, *(timeline.calls[one].module for one in within)]):
+                    reader = timeline.calls[within[-1]].module if within else self.module
+                    is_last = isinstance(reader, nn.MultiheadAttention) and reader.out_proj is part
+                    if reader is not part and not is_last:  # attention reads the parameters of its last layer
                         self.read_outside.add(id(p))  # so is what two modules share
         return value
-
-
-def _identities(values: Any) -> list[int]:
-    return list(map(id, tensors_of(values, unique=False)))
-
-
-def _may_read(owner: nn.Module, within: list[nn.Module]) -> bool:
-    """Whether the innermost module may read a module's parameters: itself; attention reads those of its last layer."""
-    reader = within[-1]
-    return reader is owner or (isinstance(reader, nn.MultiheadAttention) and reader.out_proj is owner)
 
 
 LEAST_SHARE = 0.01
@@ -106,17 +93,9 @@ SEED = 7
 Told = tuple[str, str, int]
 """The path of a module, the name of an attribute, its value on one rank."""
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
 
 class TensorPlan:
-    """Finds how a module is divided.
-
-    Args:
-        watched: A call of it.
-        group: All ranks.
-        refuse: For placements.
-    """
+    """Finds how a module is divided, by a call of it; `refuse` is for placements."""
 
     def __init__(self, watched: Watched, group: Group, refuse: Callable[[NotDivided], Any]) -> None:
         self._watched, self.group, self._refuse = watched, group, refuse
@@ -136,7 +115,8 @@ class TensorPlan:
         for scope in list(self._module.modules())[::-1]:  # inner ones first
             inside = {id(one) for one in scope.modules()}
             self._pair(scope, [one for one in free if id(one) in inside and id(one) not in taken], taken)
-        alone = [layer for one in self._usable if id(one) not in taken for layer in self._alone(one)]
+        rest = [(one, self._kind_alone(one)) for one in self._usable if id(one) not in taken]
+        alone = [Layer(one, kind) for one, kind in rest if kind is not None]
         worth = [layer for layer in alone if _is_worth_an_exchange(layer.module)]
         self.alone = worth if worth or self.together else alone
 
@@ -148,8 +128,6 @@ class TensorPlan:
         edges = tuple(bounds(parameter.shape[dim] // blocks, self.group.world))
         number = self._watched.numbers[id(parameter)]
         return Placement(parameter.shape, self.group, self._refuse, edges, number, dim, blocks)
-
-    # -- single layers -----------------------------------------------------------------------------------------------
 
     def _is_usable(self, module: nn.Module) -> bool:
         """Whether all that a layer's parameters are for is its own call, as PyTorch has it."""
@@ -169,19 +147,17 @@ class TensorPlan:
         is_plain = module._qkv_same_embed_dim and module.bias_k is None and not module.add_zero_attn
         return is_plain and module.num_heads % self.group.world == 0 and "weight" in module.out_proj._parameters
 
-    def _alone(self, module: Any) -> Iterator[Layer]:
-        """A layer by itself, where that is worth an exchange."""
+    def _kind_alone(self, module: Any) -> Kind | None:
+        """How a layer is divided by itself, where that is worth an exchange."""
         world, weight = self.group.world, module._parameters.get("weight")
-        if weight is None or weight.numel() < LEAST_SHARE * self._watched.num_elements:
-            return
-        if (_is_linear(module) and module.out_features >= world) or (
-            _is_convolution(module) and module.groups == 1 and module.out_channels >= world
-        ):
-            yield Layer(module, "joined")
-        elif type(module).forward is nn.Embedding.forward and module.num_embeddings >= world and _is_plain(module):
-            yield Layer(module, "vocabulary")
-
-    # -- together ----------------------------------------------------------------------------------------------------
+        num_elements = sum(p.numel() for p in self._module.parameters())
+        if weight is None or weight.numel() < LEAST_SHARE * num_elements or weight.shape[0] < world:
+            return None
+        if _is_linear(module):
+            return "joined"
+        # looking up words does nothing but that
+        is_plain = type(module).forward is nn.Embedding.forward and module.max_norm is None
+        return "vocabulary" if is_plain and not module.sparse and not module.scale_grad_by_freq else None
 
     def _pair(self, scope: nn.Module, free: list[Any], taken: set[int]) -> None:
         """Try neighbours among the layers that a module calls."""
@@ -197,15 +173,11 @@ class TensorPlan:
         *columns, row = layers
         outs = [one.out_features for one in columns]
         blocks = 3 if num == 2 and outs[0] == 3 * row.in_features else 1
-        world = self.group.world
-        if (
-            not _fit(outs, row.in_features, blocks)
-            or min(outs) // blocks < world
-            or id(scope) not in self._watched.calls
-        ):
+        is_called = id(scope) in self._watched.calls
+        if not is_called or not _fit(outs, row.in_features, blocks) or min(outs) // blocks < self.group.world:
             return False
-        key = (type(scope), *((str(tuple(p.shape)), name) for name, p in scope.named_parameters()),
-               tuple(_name(scope, one) for one in layers))  # fmt: skip
+        names = tuple(name for name, one in scope.named_modules() if any(one is layer for layer in layers))
+        key = (type(scope), *((tuple(p.shape), name) for name, p in scope.named_parameters()), names)
         if key not in self._verdicts:
             self._verdicts[key] = self._tried(scope, columns, row, blocks, with_heads=num == 4 or blocks > 1)
         found = self._verdicts[key]
@@ -257,14 +229,11 @@ class TensorPlan:
 
         holds = False
         try:
-            with (
-                torch.no_grad(),
-                Swaps.of(scope, swaps).made(),
-                forwards([(row, reached)]),
-                attributes(_in(scope, told)),
-            ):
+            with torch.no_grad(), Swaps.of(scope, swaps).made(), replaced(
+                [(row, "forward", reached), *_in(scope, told)]
+            ):  # fmt: skip
                 again = scope(*args, **kwargs)
-            pairs = list(zip(tensors_of(again), tensors_of(value), strict=True))
+            pairs = zip(tensors_of(again), tensors_of(value), strict=True)
             holds = len(partial) == 1 and all(assembly.is_close(*pair) for pair in pairs)
         except Exception:  # noqa: BLE001  a wrong guess may raise anything
             holds = False
@@ -292,26 +261,13 @@ def _is_worth_an_exchange(module: Any) -> bool:
     return isinstance(module, nn.Embedding) or weight.numel() >= LEAST_PRODUCTS * (weight.shape[0] + weight.shape[1])
 
 
-def _is_convolution(module: Any) -> bool:
-    return isinstance(module, CONVOLUTIONS) and type(module).forward in [kind.forward for kind in CONVOLUTIONS]
-
-
-def _is_plain(module: nn.Embedding) -> bool:
-    """Whether looking up words does nothing but that."""
-    return module.max_norm is None and not module.sparse and not module.scale_grad_by_freq
-
-
-def _name(scope: nn.Module, module: nn.Module) -> str:
-    return next((name for name, one in scope.named_modules() if one is module), "")
-
-
 def _in(scope: nn.Module, told: Sequence[Told]) -> list[tuple[nn.Module, str, int]]:
     """What modules are told, by themselves in the place of their paths."""
     return [(scope.get_submodule(path), name, value) for path, name, value in told]
 
 
 def agrees(
-    division: Dividing, plan: TensorPlan, layers: Sequence[Layer], call: Any, wanted: Sequence[torch.Tensor],
+    division: Division, plan: TensorPlan, layers: Sequence[Layer], call: Any, wanted: Sequence[torch.Tensor],
     regions: Sequence[Region] = (),
 ) -> bool:  # fmt: skip
     """Whether layers and positions divided so give what a call gave, on all ranks; no parameter moves.
