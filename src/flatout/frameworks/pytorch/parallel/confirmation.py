@@ -117,11 +117,7 @@ class Confirmation:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], pattern: Pattern, *,
         first: bool,
     ) -> tuple[Pattern, Check]:  # fmt: skip
-        """Compute the call as one process does and by all ranks together, from the same state.
-
-        Raises:
-            NotDivided: They do not agree.
-        """
+        """Compute the call as one process does and by all ranks together, from the same state; or `NotDivided`."""
         division, module = self._division, self._division.module()
         self.begin(inputs, first=False)
         with self.trial() as silence:

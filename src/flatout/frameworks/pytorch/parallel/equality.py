@@ -74,11 +74,7 @@ class RunningCheck:
         self._next_at = FIRST_AT
 
     def called(self) -> None:
-        """A divided call is about to be made; at those that all ranks agree on they are compared.
-
-        Raises:
-            NotDivided: They have diverged.
-        """
+        """A divided call is about to be made; at those that all ranks agree on they are compared; or `NotDivided`."""
         self.num_calls += 1
         if self.num_calls >= self._next_at:
             self.compare()

@@ -33,26 +33,21 @@ if TYPE_CHECKING:
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """Source: `torch.nn.parallel.DistributedDataParallel`, its defaults."""
 
-EVERYTHING_BYTES = 1 << 46
-"""A bucket of this size holds any model."""
+EVERYTHING_BYTES = 1 << 46  # a bucket of this size holds any model
 
 
 class Communication:
-    """What all sums of gradients of a run have in common.
-
-    Attributes:
-        bucket_bytes: Size of the buckets; 0 for a single one, None for PyTorch's own sizes.
-        in_bf16: Whether float32 gradients are sent and summed as bfloat16.
-        num_buckets: Buckets of the model that has most of them.
-        num_bytes: Bytes of gradients that were to be summed as bfloat16.
-        num_sent_bytes: Bytes as which they were sent.
-    """
+    """What all sums of gradients of a run have in common."""
 
     def __init__(self) -> None:
         self.bucket_bytes: int | None = None
+        """Size of the buckets; 0 for a single one, None for PyTorch's own sizes."""
         self.in_bf16 = False
+        """Whether float32 gradients are sent and summed as bfloat16."""
         self.num_buckets = 0
+        """Of the model that has most of them."""
         self.num_bytes = self.num_sent_bytes = 0
+        """Of gradients that were to be summed as bfloat16, and as which they were sent."""
 
     @property
     def limits(self) -> tuple[int, int]:

@@ -125,11 +125,7 @@ class LastCalls:
         self.confirm(MOST_KEPT)
 
     def confirm(self, num_left: int = 0) -> None:
-        """Confirm all but so many, the oldest first.
-
-        Raises:
-            NotDivided: One of them is not what one process computes.
-        """
+        """Confirm all but so many, the oldest first; or `NotDivided`."""
         while len(self.kept) > num_left:
             self._confirm(*self.kept.pop(next(iter(self.kept))))
         if not num_left:

@@ -122,19 +122,16 @@ class Made:
 
 
 class Timeline:
-    """A call of a module.
-
-    Attributes:
-        calls: Of modules within it, in the order in which they began.
-        reads: Of each parameter, by identity: when it was computed with, and within which calls.
-        costs: What was computed at each time, in floating-point operations.
-    """
+    """A call of a module."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.calls: list[Made] = []
+        """Of modules within it, in the order in which they began."""
         self.reads: dict[int, set[tuple[int, tuple[int, ...]]]] = {}
+        """Of each parameter, by identity: when it was computed with, and within which calls."""
         self.costs: list[float] = [0.0]
+        """What was computed at each time, in floating-point operations."""
         self._within: list[int] = []
 
     def watch(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:

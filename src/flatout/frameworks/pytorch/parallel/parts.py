@@ -22,15 +22,10 @@ from flatout.frameworks.pytorch.parallel.stand_ins import StandIns, Swaps, refus
 
 
 class Parts(Held):
-    """The parameters of one module, parts of some of them; they are cut now.
+    """The parameters of one module, parts of some of them; they are cut now, as `placements` says by their identity.
 
-    Args:
-        module: Whose.
-        group: All ranks.
-        placements: How parameters are cut, by their identity; the others are whole on every rank.
-        partial: Those of the others, by identity, whose gradients are sums over ranks: each computes with some of the
-            model's layers or positions.
-        are_alike: Whether all ranks compute with the same parameters, or parts of them, in each call.
+    `partial`: those of the others whose gradients are sums over ranks: each computes with some of the model's layers
+    or positions. `are_alike`: whether all ranks compute with the same parameters, or parts of them, in each call.
     """
 
     def __init__(
@@ -49,7 +44,6 @@ class Parts(Held):
         self._stand_ins.renew()
         self._within = False
         self._wholes: list[torch.Tensor] = []
-
         self.parameters = self._stand_ins.parameters
 
     @property
@@ -96,7 +90,7 @@ class Parts(Held):
         wholes = {id(p): every[id(p)] if p.requires_grad else every[id(p)].detach() for p in self.parameters}
         self._within = True
         try:
-            with Swaps.of(self.module, wholes).made():
+            with Swaps(self.module, wholes).made():
                 self._wholes = [wholes[id(p)] for p in self.used]
                 yield self._wholes
         finally:

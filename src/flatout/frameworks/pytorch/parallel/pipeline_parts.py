@@ -65,11 +65,7 @@ class PipelineParts(Parts):
         return self.stage.in_place()
 
     def passed(self, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: Pattern, *, silent: bool) -> Passed:
-        """See `Held`.
-
-        Raises:
-            NotDivided: The call takes another way through the model.
-        """
+        """See `Held`; or `NotDivided`."""
         draws = drawn_apart(self.group.rank) if pattern.masks and not silent else nullcontext()
         made = _Pass(self, pattern, args, kwargs)
         with torch.enable_grad(), draws, self.in_place():

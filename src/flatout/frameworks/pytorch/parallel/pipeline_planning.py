@@ -43,11 +43,7 @@ MOST_TRIES = 24
 def planned(
     division: ModelDivision, args: Any, kwargs: Any, pattern: Pattern, refuse: Callable[[NotDivided], Any]
 ) -> PipelineParts:
-    """Find the stages of a model, and take its parameters.
-
-    Raises:
-        NotDivided: No way of dividing it gives what one process gives.
-    """
+    """Find the stages of a model, and take its parameters; or `NotDivided`."""
     stage, placements = _found(division, args, kwargs, pattern, refuse)  # the graph of the watched call is gone then
     return PipelineParts(division.module(), division.sharing, stage, placements)
 

@@ -25,11 +25,10 @@ from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 Shapes = Mapping[tuple[int, str], torch.Size]
-"""Of whole parameters, by the identity of their module and their name in it."""
 
 
-def shapes_of(module: nn.Module) -> dict[tuple[int, str], torch.Size]:
-    """Shapes of whole parameters."""
+def shapes_of(module: nn.Module) -> Shapes:
+    """Shapes of whole parameters, by the identity of their module and their name in it."""
     return {
         (id(part), name): p.shape
         for part in module.modules() for name, p in part._parameters.items() if p is not None
@@ -64,7 +63,7 @@ class Placeholders:
             args, kwargs = map_tensors(mode.from_tensor, (args, kwargs))
             kept = ModuleState(module)
             try:
-                with Swaps.of(module, fake).made():
+                with Swaps(module, fake).made():
                     return module._call_impl(*args, **kwargs)
             finally:
                 kept.restore()
@@ -87,18 +86,12 @@ of placeholders; send its inputs."""
 
 @dataclass(slots=True)
 class StagePlan:
-    """What one rank does.
-
-    Attributes:
-        begin: The call with which it begins; None where it is the model's own.
-        end: The call with which the next stage begins; None where there is none.
-        actions: For each module, by identity, what is done at its calls, in their order.
-        modules: Those modules.
-    """
+    """What one rank does between the call with which it begins and that of the next stage; None: the model's own."""
 
     begin: int | None
     end: int | None
     actions: dict[int, list[Action]] = field(default_factory=dict)
+    """For each module, by identity, what is done at its calls, in their order."""
     modules: dict[int, nn.Module] = field(default_factory=dict)
 
     @classmethod
@@ -145,16 +138,10 @@ class AnotherWay(RuntimeError):
 
 @dataclass(slots=True)
 class Computation:
-    """One computation of a stage, on one micro-batch.
-
-    Attributes:
-        receive: Asked once, at the stage's first call: what comes in the place of placeholders.
-        value: What the model returned; None where the next stage goes on.
-        given: What the next stage is to be given.
-        num_calls: Of each module, by identity.
-    """
+    """One computation of a stage, on one micro-batch: what the model returned, or the next stage is to be given."""
 
     receive: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+    """Asked once, at the stage's first call: what comes in the place of placeholders."""
     value: Any = None
     given: list[torch.Tensor] | None = None
     num_calls: Counter[int] = field(default_factory=Counter)
@@ -211,11 +198,7 @@ class Stage:
         self._again: Computation | None = None
 
     def compute(self, computation: Computation, compute: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """Compute the stage of one call.
-
-        Raises:
-            AnotherWay: The call does not come to where it is to be left, or to what it was to begin with.
-        """
+        """Compute the stage of one call; or `AnotherWay`."""
         self._current = computation
         try:
             with _Giving(computation):

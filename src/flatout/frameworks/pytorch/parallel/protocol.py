@@ -176,10 +176,6 @@ class Held:
         with torch.enable_grad(), self.in_place():
             return Pass(self, compute(*args, **kwargs), args, kwargs)
 
-    def evaluated(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Compute a call of which no gradients are taken."""
-        return compute(*args, **kwargs)
-
     def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
         """Go back through what was computed here: the gradients of `parameters`."""
         raise NotImplementedError

@@ -34,25 +34,19 @@ def chunked(size: int, world: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Placement:
-    """How a tensor is cut.
-
-    Attributes:
-        shape: Of the whole.
-        group: The ranks that share it.
-        refuse: Told of what cannot be done with a part; it ends the run.
-        edges: Where each rank's piece begins within a block, and where the last one's ends.
-        number: Of the parameter, the same on all ranks: what they ask for in one exchange is compared.
-        dim: The dimension that is cut.
-        blocks: So many equal blocks make up that dimension.
-    """
+    """How a tensor of some shape is cut over the ranks of a group."""
 
     shape: torch.Size
     group: Group
     refuse: Callable[[NotDivided], Any]
+    """Told of what cannot be done with a part; it ends the run."""
     edges: tuple[int, ...]
+    """Where each rank's piece begins within a block, and where the last one's ends."""
     number: int = 0
+    """Of the parameter, the same on all ranks: what they ask for in one exchange is compared."""
     dim: int = 0
     blocks: int = 1
+    """So many equal blocks make up the dimension that is cut."""
 
     @property
     def part_shape(self) -> torch.Size:
@@ -158,9 +152,6 @@ class Sharded(Answering):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return repr(whole_of(self))
 
-    def __format__(self, spec: str) -> str:
-        return format(whole_of(self), spec)
-
 
 class Copied(Answering):
     """What should be a view of a sharded tensor and is a copy: it may be read while that has not changed."""
@@ -182,16 +173,16 @@ class Copied(Answering):
             it.__class__ = Copied
 
 
-def become(tensor: torch.Tensor, placement: Placement, held: Any = None) -> Sharded:
+def become(tensor: torch.Tensor, placement: Placement, moved: Any = None) -> Sharded:
     """Have a tensor, which holds this rank's part, be the whole one to Python; it stays the same object.
 
-    `held` has the memory of a parameter, and is told where that is to lie from now on (`moved`).
+    `moved` has a parameter's new part, where it lies elsewhere from now on.
     """
     is_parameter = isinstance(tensor, nn.Parameter)
     tensor.__class__ = Sharded
     tensor.placement = placement  # type: ignore[attr-defined]
-    if held is not None:
-        tensor.held = held  # type: ignore[attr-defined]
+    if moved is not None:
+        tensor.moved = moved  # type: ignore[attr-defined]
     if is_parameter:  # PyTorch's own mark
         tensor._is_param = True  # type: ignore[attr-defined]
     return tensor  # type: ignore[return-value]

@@ -10,6 +10,7 @@ Source: `torch.distributed.fsdp.fully_shard`; Zhao et al., arXiv 2304.11277; Raj
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -48,7 +49,7 @@ class Shards(Held):
         self._rest = [p for p in self.parameters if id(p) not in self._held]
         for parameter, held in self._cut:
             rows = in_rows(parameter.shape, mesh.sharing, refuse, next(mesh.numbers))
-            take_place(parameter, held.sharded_param._local_tensor, rows, ShardMemory(held))
+            take_place(parameter, held.sharded_param._local_tensor, rows, functools.partial(_moved, held))
         self._used: set[int] = set()
         """Identities of the parameters that autograd has come to on the last way back."""
         self._noted: set[int] = set()
@@ -196,16 +197,9 @@ class Shards(Held):
         return become(mine, parameter.placement)
 
 
-class ShardMemory:
-    """Where a parameter's rows lie: in PyTorch's own shard, whose memory is a little longer where rows do not go up."""
-
-    def __init__(self, held: Any) -> None:
-        self._held = held
-
-    def moved(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows in memory of their own, from where they are gathered from now on."""
-        held = self._held
-        padded = rows.new_zeros(held.padded_sharded_param_size)
-        held._sharded_param_data = padded.view(-1)
-        held.sharded_param._local_tensor = mine = padded.narrow(0, 0, rows.shape[0]).copy_(rows)
-        return mine
+def _moved(held: Any, rows: torch.Tensor) -> torch.Tensor:
+    """A parameter's rows in memory of their own, PyTorch's shard, which is a little longer where rows do not go up."""
+    padded = rows.new_zeros(held.padded_sharded_param_size)
+    held._sharded_param_data = padded.view(-1)
+    held.sharded_param._local_tensor = mine = padded.narrow(0, 0, rows.shape[0]).copy_(rows)
+    return mine

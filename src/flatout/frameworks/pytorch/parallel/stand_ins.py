@@ -36,7 +36,7 @@ class StandIns:
         self.every: list[nn.Parameter] = []
         """The stand-in of each."""
         self._states: tuple[Any, ...] = ()
-        self._swaps = Swaps()
+        self._swaps: Swaps | None = None
 
     @property
     def module(self) -> nn.Module:
@@ -61,7 +61,7 @@ class StandIns:
             id(p): one if p.requires_grad else one.detach()
             for p, one in zip(self.parameters, self.every, strict=True) if p.requires_grad or self._frozen
         }  # fmt: skip
-        self._swaps = Swaps.of(self.module, by_id)
+        self._swaps = Swaps(self.module, by_id)
         return moved
 
     @property
@@ -72,49 +72,38 @@ class StandIns:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The module computes with them."""
+        assert self._swaps is not None
         with self._swaps.made():
             yield
 
 
 class Swaps:
-    """What is put into modules in the place of parameters."""
+    """What is put into a module and all within it, in the place of parameters that are told by their identity."""
 
-    def __init__(self) -> None:
-        self._swaps: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
-        self._lists: list[tuple[list[Any], list[Any], list[Any]]] = []
-
-    @classmethod
-    def of(cls, module: nn.Module, by_id: Mapping[int, torch.Tensor]) -> Swaps:
-        """Put others into a module and all within it, in the place of parameters that are told by their identity."""
-        made = cls()
+    def __init__(self, module: nn.Module, by_id: Mapping[int, torch.Tensor]) -> None:
+        self._swaps: list[tuple[Any, Any, Any, Any]] = []
+        """Containers, keys in them, what is put there, and what was there."""
         for part in module.modules():
-            own = part._parameters
+            own, flat = part._parameters, vars(part).get("_flat_weights")
             if not isinstance(own, dict):
                 raise NotDivided(
                     f"`{type(part).__name__}` cannot be divided over ranks", cause="its parameters are not Python's"
                 )
-            new = {name: by_id[id(p)] for name, p in own.items() if p is not None and id(p) in by_id}
-            if new:
-                made._swaps.append((own, new, {name: own[name] for name in new}))
-            flat = part.__dict__.get("_flat_weights")
+            places: list[tuple[Any, Any, Any]] = [(own, name, p) for name, p in own.items()]
             if isinstance(flat, list):  # recurrent modules compute with a list of their own
-                made._lists.append((flat, [by_id.get(id(p), p) for p in flat], list(flat)))
-        return made
+                places += [(flat, place, p) for place, p in enumerate(flat)]
+            self._swaps += [(one, key, by_id[id(p)], p) for one, key, p in places if id(p) in by_id]
 
     @contextmanager
     def made(self) -> Iterator[None]:
         """They are there within."""
-        for own, new, _ in self._swaps:
-            own.update(new)
-        for flat, new_list, _ in self._lists:
-            flat[:] = new_list
+        for container, key, new, _ in self._swaps:
+            container[key] = new
         try:
             yield
         finally:
-            for own, _, old in self._swaps:
-                own.update(old)
-            for flat, _, old_list in self._lists:
-                flat[:] = old_list
+            for container, key, _, old in self._swaps:
+                container[key] = old
 
 
 def refuse_others(module: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
@@ -147,8 +136,8 @@ def _num_sharing_of_one() -> int:
     return num
 
 
-def take_place(parameter: nn.Parameter, part: torch.Tensor, placement: Placement, memory: Any = None) -> None:
-    """The script's parameter, whole until now, moves into the memory of its part; `memory`: see `become`.
+def take_place(parameter: nn.Parameter, part: torch.Tensor, placement: Placement, moved: Any = None) -> None:
+    """The script's parameter, whole until now, moves into the memory of its part; `moved`: see `become`.
 
     Raises:
         NotDivided: Somebody holds on to where it was.
@@ -174,6 +163,6 @@ def take_place(parameter: nn.Parameter, part: torch.Tensor, placement: Placement
     hooks = parameter._backward_hooks
     for key, hook in (hooks or {}).items():
         hooks[key] = hook_of_wholes(hook, placement)  # type: ignore[index]
-    become(parameter, placement, memory)
+    become(parameter, placement, moved)
     if grad is not None:
         parameter.grad = grad

@@ -28,21 +28,16 @@ Kind = Literal["joined", "vocabulary", "columns", "row", "heads"]
 
 @dataclass(slots=True)
 class Layer:
-    """One module that is divided.
-
-    Attributes:
-        module: It.
-        kind: How.
-        blocks: So many equal blocks make up its outputs (queries, keys and values).
-        attributes: What other modules are told meanwhile: a module, the name of an attribute, its value on a rank.
-        scope: Which module calls it together with others; None for a layer by itself.
-    """
+    """One module that is divided."""
 
     module: Any
     kind: Kind
     blocks: int = 1
+    """So many equal blocks make up its outputs (queries, keys and values)."""
     attributes: list[tuple[nn.Module, str, int]] = field(default_factory=list)
+    """What other modules are told meanwhile: a module, the name of an attribute, its value on a rank."""
     scope: nn.Module | None = None
+    """Which module calls it together with others; None for a layer by itself."""
 
     @property
     def cuts(self) -> list[tuple[nn.Parameter, int, int]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import numbers
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,24 +35,20 @@ if TYPE_CHECKING:
 
 
 class Watched:
-    """A call of a module.
-
-    Attributes:
-        order: Modules within it, as they were called first.
-        calls: Inputs (positional, named) and what was returned, by the identity of a module that was called once.
-        outputs: What linear layers returned, each call, by their identity.
-        inputs: The shape of what linear layers were given first, by their identity.
-        read_outside: Identities of parameters that are used while another module than their own computes.
-        numbers: Of the parameters, in their order, by identity.
-    """
+    """A call of a module: what was given, returned and read in it, by the identity of modules and parameters."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.order: list[nn.Module] = []
+        """Modules within it, as they were called first."""
         self.calls: dict[int, tuple[Any, Any, Any]] = {}
+        """Inputs (positional, named) and what was returned, of modules that were called once."""
         self.outputs: dict[int, list[torch.Tensor]] = {}
+        """What linear layers returned, each call."""
         self.inputs: dict[int, torch.Size] = {}
+        """The shape of what linear layers were given first."""
         self.read_outside: set[int] = set()
+        """Parameters that are used while another module than their own computes."""
         self.numbers = {id(p): number for number, p in enumerate(module.parameters())}
 
     def watch(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -90,8 +86,8 @@ divided at all: about where a core's 20 GFLOP/s and 1 GB/s between processes bre
 SEED = 7
 """Of what is drawn while a division is tried."""
 
-Told = tuple[str, str, int]
-"""The path of a module, the name of an attribute, its value on one rank."""
+Told = tuple[nn.Module, str, int]
+"""A module, the name of an attribute of it, its value on one rank."""
 
 
 class TensorPlan:
@@ -105,7 +101,6 @@ class TensorPlan:
         """Layers that need no exchange in between."""
         self.alone: list[Layer] = []
         """Others."""
-        self._verdicts: dict[Any, list[Told] | None] = {}
 
     def find(self) -> None:
         """Try what goes together; the rest is divided alone."""
@@ -176,42 +171,28 @@ class TensorPlan:
         is_called = id(scope) in self._watched.calls
         if not is_called or not _fit(outs, row.in_features, blocks) or min(outs) // blocks < self.group.world:
             return False
-        names = tuple(name for name, one in scope.named_modules() if any(one is layer for layer in layers))
-        key = (type(scope), *((tuple(p.shape), name) for name, p in scope.named_parameters()), names)
-        if key not in self._verdicts:
-            self._verdicts[key] = self._tried(scope, columns, row, blocks, with_heads=num == 4 or blocks > 1)
-        found = self._verdicts[key]
+        every: list[list[Told]] = [[]]  # that modules may have to be told
+        if num == 4 or blocks > 1:  # attention
+            widths = {one.out_features // blocks for one in columns}
+            every = [told for words in ((), ("dim", "embd", "size")) if (told := self._told(scope, widths, words))]
+        found = next((told for told in every if self._holds(scope, columns, row, blocks, told)), None)
         if found is None:
             return False
         made = [Layer(one, "columns", blocks, scope=scope) for one in columns] + [Layer(row, "row", scope=scope)]
-        made[0].attributes = _in(scope, found)
+        made[0].attributes = found
         self.together += made
         return True
 
-    def _tried(
-        self, scope: nn.Module, columns: list[Any], row: Any, blocks: int, *, with_heads: bool
-    ) -> list[Told] | None:
-        """What modules have to be told where layers go together; None where they do not."""
-        if not with_heads:
-            return [] if self._holds(scope, columns, row, blocks, []) else None
-        for names in (("head",), ("head", "dim", "embd", "size")):
-            told = self._told(scope, columns, blocks, names)
-            if told and self._holds(scope, columns, row, blocks, told):
-                return told
-        return None
-
-    def _told(self, scope: nn.Module, columns: list[Any], blocks: int, names: Sequence[str]) -> list[Told]:
+    def _told(self, scope: nn.Module, widths: Collection[int], words: Sequence[str]) -> list[Told]:
         """Numbers of heads, and widths, that modules keep as attributes: what they are on one rank."""
         found, world = [], self.group.world
-        widths = {one.out_features // blocks for one in columns}
-        for path, inner in scope.named_modules():
+        for inner in (one for one in scope.modules() if not isinstance(one, nn.Linear)):
             for name, value in vars(inner).items():
                 if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value % world or value < world:
                     continue
                 is_heads = "head" in name and not any(word in name for word in ("dim", "size"))
-                is_width = len(names) > 1 and value in widths and any(word in name for word in names[1:])
-                if (is_heads or is_width) and not isinstance(inner, nn.Linear):
-                    found.append((path, name, int(value) // world))
+                if is_heads or (value in widths and any(word in name for word in words)):
+                    found.append((inner, name, int(value) // world))
         return found
 
     def _holds(self, scope: nn.Module, columns: list[Any], row: Any, blocks: int, told: list[Told]) -> bool:
@@ -229,9 +210,8 @@ class TensorPlan:
 
         holds = False
         try:
-            with torch.no_grad(), Swaps.of(scope, swaps).made(), replaced(
-                [(row, "forward", reached), *_in(scope, told)]
-            ):  # fmt: skip
+            others = [(row, "forward", reached), *told]
+            with torch.no_grad(), Swaps(scope, swaps).made(), replaced(others):
                 again = scope(*args, **kwargs)
             pairs = zip(tensors_of(again), tensors_of(value), strict=True)
             holds = len(partial) == 1 and all(assembly.is_close(*pair) for pair in pairs)
@@ -261,11 +241,6 @@ def _is_worth_an_exchange(module: Any) -> bool:
     return isinstance(module, nn.Embedding) or weight.numel() >= LEAST_PRODUCTS * (weight.shape[0] + weight.shape[1])
 
 
-def _in(scope: nn.Module, told: Sequence[Told]) -> list[tuple[nn.Module, str, int]]:
-    """What modules are told, by themselves in the place of their paths."""
-    return [(scope.get_submodule(path), name, value) for path, name, value in told]
-
-
 def agrees(
     division: Division, plan: TensorPlan, layers: Sequence[Layer], call: Any, wanted: Sequence[torch.Tensor],
     regions: Sequence[Region] = (),
@@ -282,7 +257,7 @@ def agrees(
     args, kwargs = call
     same = False
     try:
-        with division.trial(), torch.no_grad(), Swaps.of(division.module(), parts).made(), engine.in_parts():
+        with division.trial(), torch.no_grad(), Swaps(division.module(), parts).made(), engine.in_parts():
             found = tensors_of(division.compute(*args, **kwargs))
         same = len(found) == len(wanted) and all(map(assembly.is_close, found, wanted))
     except Lost:

@@ -171,8 +171,8 @@ def _set_data(tensor: Sharded, value: torch.Tensor) -> None:
         )
         cut.refuse(problem)
     mine = (value if isinstance(value, Sharded) else cut.mine(value)).detach()
-    held = getattr(tensor, "held", None)
-    SET_DATA(tensor, mine.clone() if held is None else held.moved(mine))
+    moved = getattr(tensor, "moved", torch.clone)
+    SET_DATA(tensor, moved(mine))
     with torch.no_grad():
         tensor.detach().mul_(1)  # whoever has gathered the parameter sees by its version that it is another one
 
