@@ -8,7 +8,6 @@ from torch import nn
 
 from flatout.frameworks.pytorch.parallel.module_calls import Timeline
 from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Parcel
-from flatout.frameworks.pytorch.parallel.pipeline_parts import bubble
 from flatout.frameworks.pytorch.parallel.pipeline_planning import PipelinePlan
 from flatout.frameworks.pytorch.parallel.pipeline_stage import Placeholders, StagePlan, shapes_of
 from tiers import some
@@ -138,9 +137,3 @@ def test_what_is_sent_arrives():
     assert arrived.is_whole and output.logits.requires_grad and torch.equal(output.logits, tensor + 1)
     assert found[0] is found[5] and found[0].requires_grad and not found[2].requires_grad and found[4].shape == (0, 4)
     assert all(torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b for a, b in zip(found, sent, strict=True))
-
-
-@pytest.mark.smoke
-def test_the_bubble_is_what_ranks_wait():
-    assert bubble([0.25] * 4, 16) == pytest.approx(3 / 19)
-    assert bubble([0.02, 0.98], 1000) == pytest.approx(0.49, abs=0.001)  # one rank has next to nothing to do

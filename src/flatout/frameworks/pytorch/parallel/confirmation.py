@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flatout.frameworks.pytorch.parallel import assembly, batch, equality, outside_state
-from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
+from flatout.frameworks.pytorch.parallel.assembly import Rule, Share, are_alike
 from flatout.frameworks.pytorch.parallel.batch import BatchPass, whole_batch
 from flatout.frameworks.pytorch.parallel.cuts import Cut, entering, guesses, part_entering
 from flatout.frameworks.pytorch.parallel.draws import Noise, Silence
@@ -103,7 +103,7 @@ class Confirmation:
         form, reasons = skeleton(value), list[str]()
         for cut in [known.cut] if known is not None else guesses(inputs, group.world):
             with self.trial():
-                found, mine, why = self._attempt(cut, args, kwargs, inputs, whole.outputs, form)
+                found, mine, why = self._attempt(cut, args, kwargs, inputs, whole.outputs, form, known)
                 if found is not None and (name := forgotten(after, module)) is not None:
                     why = f"what it keeps as `{name}` is that of the whole batch, of which a rank has a part"
                     found = None
@@ -180,9 +180,10 @@ class Confirmation:
             raise self._division.refused("it writes into its inputs")
         return value, Computed(tensors_of(value), leaves)
 
-    def _attempt(
-        self, cut: Cut, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], whole: list[torch.Tensor], form: str
-    ) -> tuple[Pattern | None, Any, str]:
+    def _attempt(  # noqa: PLR0913  a call, and what it gives as a whole
+        self, cut: Cut, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], whole: list[torch.Tensor], form: str,
+        known: Pattern | None,
+    ) -> tuple[Pattern | None, Any, str]:  # fmt: skip
         """How calls are divided that are cut so, with this rank's part of this one; or why they are not."""
         group, division = self._group, self._division
         num = cut.num_samples(inputs)
@@ -208,7 +209,8 @@ class Confirmation:
             return None, None, "it returns another number of tensors for a part of a batch"
         if any(other != form for _, other in every):
             return None, None, "what it returns beside tensors is another one for a part of a batch"
-        rules = self._rules(whole, mine.outputs, [shapes for shapes, _ in every], share)
+        former = known.rules if known is not None and known.decided else None
+        rules = self._rules(whole, mine.outputs, [shapes for shapes, _ in every], share, former)
         if rules is None:
             return None, None, "its outputs for parts of a batch do not make up those of the whole one"
         if stray := _stray(mine.outputs, [*division.held.leaves, *entered]):
@@ -218,9 +220,10 @@ class Confirmation:
         return Pattern(cut, rules, noise=noise.drawn, decided=self._decided), found, ""
 
     def _rules(
-        self, whole: list[torch.Tensor], mine: list[torch.Tensor], shapes: list[list[tuple[int, ...]]], share: Share
-    ) -> tuple[Rule, ...] | None:
-        """One rule for each output, the same on all ranks; None where there is none for one of them."""
+        self, whole: list[torch.Tensor], mine: list[torch.Tensor], shapes: list[list[tuple[int, ...]]], share: Share,
+        known: Sequence[Rule] | None,
+    ) -> tuple[Rule, ...] | None:  # fmt: skip
+        """One rule for each output, the same on all ranks, those that are known; None where there is none for one."""
         group = self._group
         if not mine:
             return ()
@@ -230,9 +233,11 @@ class Confirmation:
         for place, wanted in enumerate(whole):
             parts = [row[place] for row in rows]
             possible = assembly.candidates(wanted, mine[place], share, group.rank)
+            if known is not None:  # one batch may tell less of them than an earlier one did
+                possible = [rule for rule in possible if place < len(known) and are_alike(rule, known[place])]
             fitting = [rule for rule in possible if _fits(rule, parts, wanted.detach(), share)]
-            self._decided = self._decided and len(fitting) == 1
-            found += fitting[:1]
+            self._decided = self._decided and (known is not None or len(fitting) == 1)
+            found += [known[place] if known is not None and rule.blocks == 1 else rule for rule in fitting[:1]]
         every = group.objects(tuple(found) if len(found) == len(whole) else None, "rules")
         return every[0] if all(one == every[0] for one in every) else None
 

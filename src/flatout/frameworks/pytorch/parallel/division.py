@@ -132,10 +132,6 @@ class Division:
     ) -> tuple[Pattern, Check]:
         """How a call is divided, which is computed both ways; or `NotDivided`."""
         pattern, check = self._found(args, kwargs, inputs, former)
-        if former is not None and former.decided:  # one batch may tell less of it than an earlier one did
-            if pattern.decided and not former.is_alike(pattern):
-                raise self.refused("how its outputs make up those of the whole batch changes from call to call")
-            pattern.rules, pattern.decided = former.rules_with(pattern), True
         check.mine.fit(pattern.rules)
         return pattern, check
 

@@ -37,20 +37,6 @@ negligible from four on."""
 INPUTS_TRAINED = "gradients of its inputs are wanted, and stages give those of parameters alone"
 
 
-def bubble(shares: Sequence[float], num_micro_batches: int) -> float:
-    """The part of the time in which ranks wait for other stages, the mean over ranks.
-
-    Args:
-        shares: What each stage has of the work; together 1.
-        num_micro_batches: Into how many the batch is cut: the costliest stage computes them without a pause.
-
-    >>> bubble([0.5, 0.5], 1), round(bubble([0.25] * 4, 12), 3), round(bubble([0.1, 0.9], 8), 3)
-    (0.5, 0.2, 0.452)
-    """
-    lasts = (sum(shares) + (num_micro_batches - 1) * max(shares)) / num_micro_batches
-    return 1 - sum(shares) / len(shares) / lasts
-
-
 class PipelineParts(Parts):
     """The parameters of one module, on each rank those of its stage; they are dealt out now."""
 

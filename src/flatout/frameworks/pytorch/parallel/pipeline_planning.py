@@ -27,7 +27,6 @@ from flatout.frameworks.pytorch.parallel.pipeline_parts import (
     INPUTS_TRAINED,
     MICRO_BATCHES_PER_RANK,
     PipelineParts,
-    bubble,
 )
 from flatout.frameworks.pytorch.parallel.pipeline_stage import Computation, Placeholders, Stage, StagePlan, shapes_of
 from flatout.frameworks.pytorch.parallel.protocol import Pattern
@@ -185,17 +184,13 @@ def _agrees(
 
 
 def _told(plan: PipelinePlan, module: nn.Module, pattern: Pattern, call: Any, num_replicas: int) -> str:
-    """Where stages begin, and what of the time they wait."""
+    """Where stages begin, and what each has of the work."""
     names = {id(part): name for name, part in module.named_modules()}
     begins = [f"`{names.get(id(plan.module_at(one)), '?')}`" for one in plan.begins]
     num = pattern.cut.num_samples(tensors_of(call, unique=False)) if pattern.rules is not None else None
-    num = (num or 1) // num_replicas
-    world = len(begins) + 1
-    num_micro = max(min(MICRO_BATCHES_PER_RANK * world, num), 1)
-    shares = plan.shares()
-    told = ", ".join(f"{100 * share:.0f}" for share in shares)
+    num_stages = len(begins) + 1
+    num_micro = max(min(MICRO_BATCHES_PER_RANK * num_stages, (num or 1) // num_replicas), 1)
     return (
-        f"{world} stages ({told} % of the work), the next ones beginning at {', '.join(begins)}; {num_micro} "
-        f"micro-batch{'es' * (num_micro != 1)}, so that stages "
-        f"wait {100 * bubble(shares, num_micro):.0f} % of the time (the bubble)"
+        f"{num_stages} stages ({', '.join(f'{100 * share:.0f}' for share in plan.shares())} % of the work), the next "
+        f"ones beginning at {', '.join(begins)}; {num_micro} micro-batch{'es' * (num_micro != 1)}"
     )

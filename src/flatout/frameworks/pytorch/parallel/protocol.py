@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.parallel.assembly import Rule, are_alike
+from flatout.frameworks.pytorch.parallel.assembly import Rule
 from flatout.frameworks.pytorch.parallel.cuts import Cut
 from flatout.frameworks.pytorch.parallel.sharded import part_of
 from flatout.frameworks.pytorch.seams.trees import tensors_of
@@ -74,17 +74,6 @@ class Pattern:
         """Take over what was known of the kind."""
         self.sizes, self.num_calls = former.sizes, former.num_calls
         self.is_sampled, self.taken = former.is_sampled, former.taken
-
-    def is_alike(self, other: Pattern) -> bool:
-        """Whether the outputs of two calls are put together in one way."""
-        mine, others = self.rules or (), other.rules or ()
-        return len(mine) == len(others) and all(map(are_alike, mine, others))
-
-    def rules_with(self, other: Pattern) -> tuple[Rule, ...] | None:
-        """These, but for what another call tells more of."""
-        if self.rules is None or other.rules is None or not self.is_alike(other):
-            return self.rules
-        return tuple(b if b.blocks > 1 else a for a, b in zip(self.rules, other.rules, strict=True))
 
 
 @dataclass(slots=True)
