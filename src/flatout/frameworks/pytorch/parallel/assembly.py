@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from flatout.frameworks.pytorch.parallel.cuts import bounds
+from flatout.frameworks.pytorch.parallel.cuts import Tensors, bounds
 from flatout.frameworks.pytorch.parallel.group import Group, lengthened, packed, padded, unpacked
 
 Kind = Literal["joined", "folded", "same", "mean", "sum"]
@@ -55,11 +55,11 @@ class Share:
 
     num: int
     edges: list[int]
-    inputs: Sequence[torch.Tensor]
+    inputs: Tensors
     dims: Sequence[int | None]
 
     @classmethod
-    def of(cls, inputs: Sequence[torch.Tensor], dims: Sequence[int | None], num: int, world: int) -> Share:
+    def of(cls, inputs: Tensors, dims: Sequence[int | None], num: int, world: int) -> Share:
         """The shares of `world` ranks."""
         return cls(num, bounds(num, world), inputs, dims)
 
@@ -82,7 +82,11 @@ def candidates(whole: torch.Tensor, mine: torch.Tensor, share: Share, rank: int)
     """Rules that fit the shapes, the likeliest first."""
     if whole.shape == mine.shape:
         # What is the same everywhere is its own mean, too; a rule of its own is for what has no mean.
-        means = [*_by_elements(share), Rule("mean")] if whole.is_floating_point() else [Rule("same")]
+        places = enumerate(zip(share.inputs, share.dims, strict=True))
+        ignored = [(place, one.dim()) for place, (one, dim) in places if dim == 0 and has_ignored(one)]
+        # a language model shifts its targets by one
+        weighed = [Rule("mean", weigh=place, skip=skip) for place, dims in ignored for skip in range(min(dims, 2))]
+        means = [*weighed, Rule("mean")] if whole.is_floating_point() else [Rule("same")]
         return [*means, Rule("sum")]
     if whole.dim() != mine.dim():
         return []
@@ -101,14 +105,7 @@ def has_ignored(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() and tensor.dim() > 0 and bool((tensor == IGNORED).any())
 
 
-def _by_elements(share: Share) -> list[Rule]:
-    """Means over elements that are not ignored, by each input that holds classes; language models shift them by one."""
-    places = enumerate(zip(share.inputs, share.dims, strict=True))
-    found = [(place, one.dim()) for place, (one, dim) in places if dim == 0 and has_ignored(one)]
-    return [Rule("mean", weigh=place, skip=skip) for place, dims in found for skip in range(min(dims, 2))]
-
-
-def put_together(rule: Rule, rows: Sequence[torch.Tensor], share: Share) -> torch.Tensor:
+def put_together(rule: Rule, rows: Tensors, share: Share) -> torch.Tensor:
     """The whole output from those of all ranks, in their order."""
     if rule.kind == "joined":
         return torch.cat(list(rows), rule.dim)
@@ -191,9 +188,7 @@ def tolerance(dtype: torch.dtype) -> float:
     return TOLERANCES.get(dtype, 1e-4)
 
 
-def of_all_ranks(
-    mine: Sequence[torch.Tensor], rules: Sequence[Rule], share: Share, group: Group, name: str
-) -> list[torch.Tensor]:
+def of_all_ranks(mine: Tensors, rules: Sequence[Rule], share: Share, group: Group, name: str) -> list[torch.Tensor]:
     """This rank's outputs put together with those of the others, by rules that are fitted to this call."""
     moved = [(place, rule, mine[place]) for place, rule in enumerate(rules) if rule.kind != "same"]
     whole = [tensor.detach() for tensor in mine]
@@ -206,7 +201,7 @@ def of_all_ranks(
 
 
 def gradients_of_inputs(
-    mine: Sequence[torch.Tensor | None], entered: Sequence[torch.Tensor], share: Share, group: Group
+    mine: Sequence[torch.Tensor | None], entered: Tensors, share: Share, group: Group
 ) -> list[torch.Tensor | None]:
     """Gradients of the inputs that have `entered`, for the whole batch: each rank has those of its own samples."""
     found: list[torch.Tensor | None] = []
@@ -221,7 +216,7 @@ def gradients_of_inputs(
 
 
 def exchanged(
-    mine: Sequence[torch.Tensor], shapes: Sequence[Sequence[tuple[int, ...]]], group: Group, name: str
+    mine: Tensors, shapes: Sequence[Sequence[tuple[int, ...]]], group: Group, name: str
 ) -> list[list[torch.Tensor]]:
     """Every rank's outputs, each rank's in order, by one collective; `shapes`: for each rank those of its outputs."""
     kinds = [[(shape, t.dtype) for shape, t in zip(row, mine, strict=True)] for row in shapes]

@@ -19,7 +19,7 @@ import torch
 from flatout.frameworks.pytorch.parallel import assembly, batch, equality, outside_state
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share, are_alike
 from flatout.frameworks.pytorch.parallel.batch import BatchPass, whole_batch
-from flatout.frameworks.pytorch.parallel.cuts import Cut, entering, guesses, part_entering
+from flatout.frameworks.pytorch.parallel.cuts import Cut, Tensors, entering, guesses, part_entering
 from flatout.frameworks.pytorch.parallel.draws import Noise, Silence
 from flatout.frameworks.pytorch.parallel.group import Lost
 from flatout.frameworks.pytorch.parallel.module_calls import hooked_module
@@ -86,9 +86,7 @@ class Confirmation:
         if refused is not None:
             raise refused
 
-    def confirmed(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], known: Pattern | None
-    ) -> tuple[Pattern, Check]:
+    def confirmed(self, args: Any, kwargs: Any, inputs: Tensors, known: Pattern | None) -> tuple[Pattern, Check]:
         """Compute the call whole and in parts, from the same state; how it is divided, where both agree.
 
         Raises:
@@ -114,7 +112,7 @@ class Confirmation:
         raise self._division.refused(cause or "none of its inputs has a dimension that counts samples")
 
     def together(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], pattern: Pattern, *,
+        self, args: Any, kwargs: Any, inputs: Tensors, pattern: Pattern, *,
         first: bool,
     ) -> tuple[Pattern, Check]:  # fmt: skip
         """Compute the call as one process does and by all ranks together, from the same state; or `NotDivided`."""
@@ -136,7 +134,7 @@ class Confirmation:
             raise division.refused(f"what ranks {what} is not what one process {what.split()[0]}s")
         return replace(pattern, masks=silence.broken), Check(whole, passed, (args, kwargs))
 
-    def begin(self, inputs: Sequence[torch.Tensor], *, first: bool) -> None:
+    def begin(self, inputs: Tensors, *, first: bool) -> None:
         """Make sure that all ranks call with the same inputs, and, at the first call, from the same state.
 
         Raises:
@@ -162,9 +160,7 @@ class Confirmation:
         """Have something told in the end."""
         self._division.remarks.append(f"`{self._division.name}`: {text}")
 
-    def _whole(
-        self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], *, first: bool
-    ) -> tuple[Any, Computed]:  # fmt: skip
+    def _whole(self, args: Any, kwargs: Any, inputs: Tensors, *, first: bool) -> tuple[Any, Computed]:
         """What the whole batch gives, as the module returns it, and the tensors of that."""
         module = self._division.module()
         versions, kept_before = [t._version for t in inputs], kept_graphs(module)
@@ -181,7 +177,7 @@ class Confirmation:
         return value, Computed(tensors_of(value), leaves)
 
     def _attempt(  # noqa: PLR0913  a call, and what it gives as a whole
-        self, cut: Cut, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], whole: list[torch.Tensor], form: str,
+        self, cut: Cut, args: Any, kwargs: Any, inputs: Tensors, whole: list[torch.Tensor], form: str,
         known: Pattern | None,
     ) -> tuple[Pattern | None, Any, str]:  # fmt: skip
         """How calls are divided that are cut so, with this rank's part of this one; or why they are not."""
@@ -366,7 +362,7 @@ def nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
             waiting += [following for following, _ in node.next_functions]
 
 
-def _stray(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> str:
+def _stray(outputs: Tensors, known: Tensors) -> str:
     """What of a graph is neither a parameter of the module nor an input; empty where there is nothing."""
     ids = {id(t) for t in known}
     for node in nodes_behind(outputs):

@@ -15,6 +15,8 @@ import torch
 
 from flatout.frameworks.pytorch.seams.trees import map_tensors
 
+Tensors = Sequence[torch.Tensor]
+
 MOST_GUESSES = 8
 """Places of the batch that are tried for one kind of call."""
 
@@ -35,14 +37,14 @@ class Cut:
     dims: tuple[int | None, ...]
     """For each tensor of the inputs the dimension that counts samples; None for one that every rank gets whole."""
 
-    def num_samples(self, tensors: Sequence[torch.Tensor]) -> int | None:
+    def num_samples(self, tensors: Tensors) -> int | None:
         """Samples of a call; None where its inputs do not agree on it."""
         found = {t.shape[dim] for t, dim in zip(tensors, self.dims, strict=True) if dim is not None and dim < t.dim()}
         short = any(dim is not None and dim >= t.dim() for t, dim in zip(tensors, self.dims, strict=True))
         return found.pop() if len(found) == 1 and not short else None
 
 
-def guesses(tensors: Sequence[torch.Tensor], world: int) -> list[Cut]:
+def guesses(tensors: Tensors, world: int) -> list[Cut]:
     """Where the batch may lie, the likeliest first; none where no dimension is long enough to be divided.
 
     >>> images, labels = torch.zeros(8, 3, 16, 16), torch.zeros(8)
@@ -61,7 +63,7 @@ def guesses(tensors: Sequence[torch.Tensor], world: int) -> list[Cut]:
     return found[:MOST_GUESSES]
 
 
-def _sizes(tensors: Sequence[torch.Tensor], world: int) -> list[int]:
+def _sizes(tensors: Tensors, world: int) -> list[int]:
     """Sizes that may count samples: those of most tensors first, and among them those of early dimensions."""
     rank_of: dict[int, tuple[int, int]] = {}
     for size in {size for t in tensors for size in t.shape if size >= world and size > 1}:

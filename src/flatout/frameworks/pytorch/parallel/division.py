@@ -18,7 +18,7 @@ from flatout.frameworks.pytorch.parallel import assembly, samples
 from flatout.frameworks.pytorch.parallel.assembly import Share
 from flatout.frameworks.pytorch.parallel.batch import DividedCall
 from flatout.frameworks.pytorch.parallel.confirmation import Confirmation
-from flatout.frameworks.pytorch.parallel.cuts import Cut
+from flatout.frameworks.pytorch.parallel.cuts import Cut, Tensors
 from flatout.frameworks.pytorch.parallel.gradients import Aliases
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.later_calls import Changes, LastCalls
@@ -78,7 +78,7 @@ class Division:
         """Why a call was not divided."""
         self.remarks: list[str] = []
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, args: Any, kwargs: Any) -> Any:
         """The call's outputs for the whole batch."""
         try:
             self._since = 0
@@ -89,14 +89,16 @@ class Division:
         except NotDivided as problem:
             self.refuse(problem)
 
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _called(self, args: Any, kwargs: Any) -> Any:
         self.held.renew()
         inputs = tensors_of((args, kwargs), unique=False)
         kind, shapes = self._kind(args, kwargs, inputs), tuple(t.shape for t in inputs)
         pattern, check = self._patterns.get(kind), None
         if pattern is None or self._is_due(pattern, shapes, args, kwargs):
             former = pattern
-            if self.samples_tell and self._is_too_small(former, inputs):
+            world = self.group.world
+            is_small = former is not None and (former.cut.num_samples(inputs) or 0) < world
+            if self.samples_tell and (is_small or all(max(t.shape, default=0) < world for t in inputs)):
                 self.why_whole = self.small(inputs)
                 return self._whole(args, kwargs)
             pattern, check = self.confirmed(args, kwargs, inputs, former)
@@ -127,17 +129,13 @@ class Division:
             self.compare()  # where ranks have diverged, that is told
             raise
 
-    def confirmed(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], former: Pattern | None
-    ) -> tuple[Pattern, Check]:
+    def confirmed(self, args: Any, kwargs: Any, inputs: Tensors, former: Pattern | None) -> tuple[Pattern, Check]:
         """How a call is divided, which is computed both ways; or `NotDivided`."""
         pattern, check = self._found(args, kwargs, inputs, former)
         check.mine.fit(pattern.rules)
         return pattern, check
 
-    def _found(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], known: Pattern | None
-    ) -> tuple[Pattern, Check]:
+    def _found(self, args: Any, kwargs: Any, inputs: Tensors, known: Pattern | None) -> tuple[Pattern, Check]:
         """The first time it is found with parameters that are there at once, where guesses may raise."""
         if known is not None:
             try:
@@ -160,7 +158,7 @@ class Division:
         """Whether each rank has all parameters."""
         return isinstance(self.held, Aliases)
 
-    def _kind(self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    def _kind(self, args: Any, kwargs: Any, inputs: Tensors) -> tuple[Any, ...]:
         switches = skeleton((args, kwargs)), flags_of(self.module())
         ignoring = tuple(assembly.has_ignored(t) for t in inputs) if self._weighs else ()
         return (self.module().training, switches, ignoring, *((t.dim(), t.dtype, t.requires_grad) for t in inputs))
@@ -175,12 +173,7 @@ class Division:
             return True
         return self.samples_tell and samples.is_due(num) and not samples.agrees(self, pattern, args, kwargs)
 
-    def _is_too_small(self, pattern: Pattern | None, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether a call that is to be computed both ways cannot be divided."""
-        is_known = pattern is not None and (pattern.cut.num_samples(inputs) or 0) < self.group.world
-        return is_known or all(max(t.shape, default=0) < self.group.world for t in inputs)
-
-    def _stays_whole(self, pattern: Pattern, inputs: Sequence[torch.Tensor]) -> bool:
+    def _stays_whole(self, pattern: Pattern, inputs: Tensors) -> bool:
         """Whether there are too few samples; or nothing of a rank's part counts, so that it has no way back."""
         num = pattern.cut.num_samples(inputs)
         if num is None:
@@ -191,14 +184,14 @@ class Division:
         share = Share.of(inputs, pattern.cut.dims, num, self.group.world)
         return any(not share.weight(rule, rank) for rule in means for rank in range(self.group.world))
 
-    def small(self, inputs: Sequence[torch.Tensor]) -> str:
+    def small(self, inputs: Tensors) -> str:
         """That a batch has fewer samples than there are ranks, as far as its first dimension tells."""
         num = next((t.shape[0] for t in inputs if t.dim()), None)
         if num is None:
             return f"`{self.name}` is called without a tensor"
         return f"a batch of {num} {TOO_FEW} {self.group.world} ranks" if num < self.group.world else ""
 
-    def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _whole(self, args: Any, kwargs: Any) -> Any:
         self.num_whole += 1
         if self.holds_whole:
             return self.compute(*args, **kwargs)
@@ -227,9 +220,7 @@ class ModelDivision(Division):
     return_memory: Callable[[], None] = staticmethod(lambda: None)
     """Called when a call was computed both ways, which took as much memory as one process and more."""
 
-    def confirmed(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], former: Pattern | None
-    ) -> tuple[Pattern, Check]:
+    def confirmed(self, args: Any, kwargs: Any, inputs: Tensors, former: Pattern | None) -> tuple[Pattern, Check]:
         """See `Division`."""
         known = self._cut(args, kwargs, inputs, former)
         if self.planner is not None:
@@ -238,7 +229,7 @@ class ModelDivision(Division):
                 self.held, self.planner = self.planner(self, args, kwargs, known), None
         return self.confirmation.together(args, kwargs, inputs, known, first=former is None)
 
-    def _cut(self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], former: Pattern | None) -> Pattern:
+    def _cut(self, args: Any, kwargs: Any, inputs: Tensors, former: Pattern | None) -> Pattern:
         """Where the batch is in a call; nowhere, where it stays whole."""
         whole = Pattern(Cut((None,) * len(inputs)), None)
         if former is not None and (former.rules is None or former.decided):

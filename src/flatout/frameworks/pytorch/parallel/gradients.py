@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flatout.frameworks.pytorch.parallel.cuts import Tensors
 from flatout.frameworks.pytorch.parallel.group import Group, dist
 from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
 from flatout.frameworks.pytorch.parallel.stand_ins import StandIns
@@ -96,7 +97,7 @@ class Summing:
         if self._narrow is not None:
             dist._register_comm_hook(self._reducer, None, self._narrow.begin)
 
-    def gone_back(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
+    def gone_back(self, outputs: Tensors, gradients: Tensors, *, keep: bool) -> Found:
         """Go back from outputs that were computed here: the mean over ranks of the gradients of the leaves."""
         if self._narrow is not None:
             self._narrow.forget()
@@ -121,7 +122,7 @@ class Summing:
         return found
 
 
-def summed_in_buckets(tensors: Sequence[torch.Tensor], group: Group, name: str) -> Iterator[torch.Tensor]:
+def summed_in_buckets(tensors: Tensors, group: Group, name: str) -> Iterator[torch.Tensor]:
     """Sums over ranks, several tensors in one exchange."""
     bucket: list[torch.Tensor] = []
     most = group.communication.limits[1]
@@ -181,7 +182,7 @@ class Aliases(Held):
         """See `Held`."""
         self._summings.clear()
 
-    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
+    def backward(self, outputs: Tensors, gradients: Tensors, *, keep: bool) -> Found:
         """See `Held`.
 
         The reducer takes the mean over ranks. A hook of ours in its place would run in a thread that may still need

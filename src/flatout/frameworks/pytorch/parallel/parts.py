@@ -7,13 +7,14 @@ parameters held in parts, whole ones where they are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
+from flatout.frameworks.pytorch.parallel.cuts import Tensors
 from flatout.frameworks.pytorch.parallel.gradients import summed_in_buckets
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
@@ -100,7 +101,7 @@ class Parts(Held):
         """See `Held`."""
         return self.in_whole()
 
-    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
+    def backward(self, outputs: Tensors, gradients: Tensors, *, keep: bool) -> Found:
         """See `Held`."""
         self.forget_gradients()
         if outputs:
@@ -135,7 +136,7 @@ class Parts(Held):
             found[place] = whole
         return found
 
-    def gradients(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], leaves: Leaves) -> Found:
+    def gradients(self, outputs: Tensors, gradients: Tensors, leaves: Leaves) -> Found:
         """See `Held`: those of whole parameters, of which this rank's parts are told."""
         return [
             grad if grad is None or not isinstance(p, Sharded) else p.placement.mine(grad)

@@ -19,7 +19,7 @@ from torch import nn
 
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
-from flatout.frameworks.pytorch.parallel.cuts import part_entering
+from flatout.frameworks.pytorch.parallel.cuts import Tensors, part_entering
 from flatout.frameworks.pytorch.parallel.draws import drawn_apart
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
 from flatout.frameworks.pytorch.parallel.parts import Parts
@@ -75,7 +75,7 @@ class _MicroBatch:
 
     computation: Computation
     arrived: Parcel | None = None
-    outputs: Sequence[torch.Tensor] = ()
+    outputs: Tensors = ()
     """What was returned or passed on, each tensor once."""
     gradients: Sequence[torch.Tensor | None] = ()
     """Of what was received, each tensor once."""
@@ -145,7 +145,7 @@ class _Pass:
         name = f"activations of the stage before, {number + 1} of {self._num}"
         return self._held.line.receive(self._held.group.rank - 1, name)
 
-    def _receive(self, micro: _MicroBatch, number: int, _: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def _receive(self, micro: _MicroBatch, number: int, _: list[torch.Tensor]) -> Tensors:
         """What the stage before has computed, as what this one's graph begins with."""
         micro.arrived = parcel = self._arrived(number)
         if not parcel.is_whole:
@@ -206,7 +206,7 @@ class _Received(torch.autograd.Function):
     """What a stage begins with: its gradients are sent back."""
 
     @staticmethod
-    def forward(ctx: Any, micro: _MicroBatch, tensors: Sequence[torch.Tensor], _: torch.Tensor) -> Any:
+    def forward(ctx: Any, micro: _MicroBatch, tensors: Tensors, _: torch.Tensor) -> Any:
         """As it came."""
         ctx.micro = micro
         begun = tuple(one.data for one in tensors)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.confirmation import nodes_behind
+from flatout.frameworks.pytorch.parallel.cuts import Tensors
 from flatout.frameworks.pytorch.parallel.division import ModelDivision
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
 from flatout.frameworks.pytorch.parallel.module_calls import Timeline
@@ -65,7 +66,10 @@ def _found(
 
     plan = PipelinePlan(timeline, group, holds)
     if not plan.find():
-        raise _refused(division, _why_none(timeline, group.world))
+        cause = "what is computed early in it is needed everywhere: no call is given all that comes before it"
+        if len(timeline.calls) < group.world:
+            cause = f"it calls {len(timeline.calls)} modules, which do not make {group.world} stages"
+        raise _refused(division, cause)
     num_replicas = 1 if division.replicas is None else division.replicas.world
     division.confirmation.remark(_told(plan, module, pattern, (args, kwargs), num_replicas))
     return Stage(plan.stages()[group.rank], placeholders), plan.placements(refuse)
@@ -155,19 +159,11 @@ def _refused(division: ModelDivision, cause: str) -> NotDivided:
     )
 
 
-def _why_none(timeline: Timeline, world: int) -> str:
-    if len(timeline.calls) < world:
-        return f"it calls {len(timeline.calls)} modules, which do not make {world} stages"
-    return "what is computed early in it is needed everywhere: no call of a module is given all that comes before it"
-
-
-def _agrees(
-    division: ModelDivision, stage: Stage, given: Sequence[torch.Tensor], call: Any, wanted: Sequence[torch.Tensor]
-) -> bool:
+def _agrees(division: ModelDivision, stage: Stage, given: Tensors, call: Any, wanted: Tensors) -> bool:
     """Whether what a call is given is all that the rest of the model needs."""
     args, kwargs = call
 
-    def receive(placeholders: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def receive(placeholders: Tensors) -> Tensors:
         """Nothing where shapes were not foreseen: what lies between two calls may depend on them."""
         return given if [one.shape for one in placeholders] == [one.shape for one in given] else ()
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from flatout.frameworks.pytorch.parallel.cuts import Tensors
 from flatout.frameworks.pytorch.parallel.module_calls import Timeline, intercepted, plainly, without_fast_path
 from flatout.frameworks.pytorch.parallel.remembered import skeleton
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps
@@ -140,13 +141,13 @@ class AnotherWay(RuntimeError):
 class Computation:
     """One computation of a stage, on one micro-batch: what the model returned, or the next stage is to be given."""
 
-    receive: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+    receive: Callable[[list[torch.Tensor]], Tensors]
     """Asked once, at the stage's first call: what comes in the place of placeholders."""
     value: Any = None
     given: list[torch.Tensor] | None = None
     num_calls: Counter[int] = field(default_factory=Counter)
     _received: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    _first: Sequence[torch.Tensor] = ()
+    _first: Tensors = ()
 
     def enter(self, given: tuple[Any, Any]) -> Any:
         """The first call's arguments with what was received."""

@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.assembly import Rule
-from flatout.frameworks.pytorch.parallel.cuts import Cut
+from flatout.frameworks.pytorch.parallel.cuts import Cut, Tensors
 from flatout.frameworks.pytorch.parallel.sharded import part_of
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 Found = list[torch.Tensor | None]
 """Gradients; None where there is none."""
 
-Leaves = Sequence[torch.Tensor]
+Leaves = Tensors
 """Whole parameters that a graph begins with, one for each that is trained; empty where those held are meant."""
 
 WHOLE_EVERY = 100
@@ -165,11 +165,11 @@ class Held:
         with torch.enable_grad(), self.in_place():
             return Pass(self, compute(*args, **kwargs), args, kwargs)
 
-    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
+    def backward(self, outputs: Tensors, gradients: Tensors, *, keep: bool) -> Found:
         """Go back through what was computed here: the gradients of `parameters`."""
         raise NotImplementedError
 
-    def gradients(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], leaves: Leaves) -> Found:
+    def gradients(self, outputs: Tensors, gradients: Tensors, leaves: Leaves) -> Found:
         """Gradients of those used where `in_whole` has computed with `leaves`, the same on all ranks."""
         if not outputs or not leaves:
             return [None] * len(leaves)

@@ -174,7 +174,7 @@ class Ranks:
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
-    def _divide(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _divide(self, call: OuterCall, args: Any, kwargs: Any) -> Any:
         if os.getpid() != self._pid:
             return self._in_child(call, args, kwargs)
         division = call.kept.get("division")
@@ -185,17 +185,15 @@ class Ranks:
             division = self._division(call)
             division.compare = self._check.compare
             call.kept["division"] = division
-        try:
+        with self._refusing():
             self._check.called()
-        except NotDivided as problem:
-            self._refuse(problem)
         found = division(args, kwargs)
         if not self._has_divided:
             self._has_divided = True
             self.group.page.trains()
         return found
 
-    def _in_child(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _in_child(self, call: OuterCall, args: Any, kwargs: Any) -> Any:
         """A call in a process that this rank has forked: as the script says, with models that are whole there."""
         if not self._trains:
             problem = NotDivided(
@@ -231,13 +229,11 @@ class Ranks:
 
         found = kind(call.name, lambda: call.module, compute, self.group, self._refuse, self._apart)
         if self._sharding is not None:
-            try:
+            with self._refusing():
                 if isinstance(found, ModelDivision):
                     self._sharding.plan(found, call)
                 else:
                     found.hold = self._sharding.holding(call)
-            except NotDivided as problem:
-                self._refuse(problem)
         return found
 
     @contextmanager
@@ -283,21 +279,18 @@ class Ranks:
         if has_raised or not any(division.last.kept for division in self._divisions()):
             return
         try:
-            if self._all_end():
-                self._confirm()
-                self._check.compare()
-        except NotDivided as problem:
-            self._refuse(problem)
+            with self._refusing():
+                if self._all_end():
+                    self._confirm()
+                    self._check.compare()
         except RuntimeError:  # others, or where they meet, are gone
             leave(EXIT_LOST)
 
     def _confirm(self, which: Callable[[Division], bool] = lambda division: True) -> None:
-        try:
+        with self._refusing():
             for division in self._divisions():
                 if division.last.kept and which(division):
                     division.last.confirm()
-        except NotDivided as problem:
-            self._refuse(problem)
 
     def _all_end(self) -> bool:
         """Whether all ranks come to the end; not where one waits for this one in an exchange, and will tell of it.
@@ -338,6 +331,13 @@ class Ranks:
         if self._sharding is not None:
             self._sharding.close()
         self.group.close()
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except NotDivided as problem:
+            self._refuse(problem)
 
     def _refuse(self, problem: NotDivided) -> NoReturn:
         """End the run: nothing has been trained yet, and it could only be trained wrongly."""

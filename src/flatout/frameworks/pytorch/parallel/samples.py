@@ -53,13 +53,15 @@ def agrees(division: Division, pattern: Pattern, args: Any, kwargs: Any) -> bool
     inputs, group = tensors_of((args, kwargs), unique=False), division.group
     num = pattern.cut.num_samples(inputs) or 0
     is_joined = any(rule.kind == "joined" for rule in pattern.rules or ())
-    if not pattern.is_sampled or pattern.noise or not is_joined or num < 2 * group.world or _compiles():
+    dynamo = sys.modules.get("torch._dynamo.utils")  # what is compiled would be once more, for so small a batch
+    compiles = dynamo is not None and bool(dynamo.counters["frames"])
+    if not pattern.is_sampled or pattern.noise or not is_joined or num < 2 * group.world or compiles:
         return True
     edges, turn = bounds(num, group.world), pattern.num_calls % (num // group.world - 1)
     low, beyond = (edges[rank % group.world] + turn for rank in (group.rank, group.rank + 1))
     rows = group.objects(_computed(division, pattern, args, kwargs, [low, low + 1, beyond]), "samples of two ranks")
     pairs = zip(rows, [*rows[1:], rows[0]], strict=True)
-    pattern.is_sampled = all(mine and other and _are_close(mine[1], other[0]) for mine, other in pairs)
+    pattern.is_sampled = all(mine and other and all(map(assembly.is_close, mine[1], other[0])) for mine, other in pairs)
     return pattern.is_sampled or None in rows  # a model that raises on a small batch cannot be looked at so
 
 
@@ -76,25 +78,11 @@ def _computed(
         with division.trial(), torch.no_grad(), with_running_statistics(), division.held.in_place():
             outputs = tensors_of(division.compute(*args, **kwargs))
         pairs = [pair for pair in zip(pattern.rules or (), outputs, strict=True) if pair[0].kind == "joined"]
-        first, last = ([_of_sample(rule.dim, out, at) for rule, out in pairs] for at in (0, NUM - 1))
+        samples_of = [out.chunk(NUM, rule.dim) for rule, out in pairs]
+        flat = [[one[at].flatten() for one in samples_of] for at in (0, NUM - 1)]
+        first, last = ([one[:: one.numel() // MOST_ELEMENTS + 1].cpu() for one in each] for each in flat)
     except Lost:
         raise
     except Exception:  # noqa: BLE001  the script's own code, on a batch that it has not asked for
         return None
     return first, last
-
-
-def _of_sample(dim: int, output: torch.Tensor, number: int) -> torch.Tensor:
-    size = output.shape[dim] // NUM
-    flat = output.narrow(dim, number * size, size).flatten()
-    return flat[:: flat.numel() // MOST_ELEMENTS + 1].cpu()
-
-
-def _are_close(found: Outputs, wanted: Outputs) -> bool:
-    return len(found) == len(wanted) and all(map(assembly.is_close, found, wanted))
-
-
-def _compiles() -> bool:
-    """Whether something is compiled in this process: it would be once more, for so small a batch."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"])

@@ -181,7 +181,10 @@ class Sharding:
         """Have a model be divided itself, at its first call; or `NotDivided`."""
         self.holding(call)  # what it refuses is refused here
         division.sharing, division.replicas = self._groups
-        division.return_memory = _return_freed
+        if environment_decides() is None and why_not_glibc() is None:
+            # the C library would keep what calls took that were computed both ways; a threshold, as for rows, would
+            # return activations in every step and fault them in again
+            division.return_memory = lambda: c_library().malloc_trim(0)
         division.cuts_batches = "pipeline" in self._mode or division.replicas is not None
 
         def planned(division: ModelDivision, args: Any, kwargs: Any, pattern: Pattern) -> Held:
@@ -213,7 +216,7 @@ class Sharding:
         self._shards.append((module, shards))
         return shards
 
-    def evaluated(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def evaluated(self, call: OuterCall, args: Any, kwargs: Any) -> Any:
         """Compute a call of which no gradients are taken."""
         shards = next((shards for module, shards in self._shards if module is call.module), None)
         if shards is None:
@@ -230,12 +233,3 @@ class Sharding:
 
             forget()
         self._meshes.clear()
-
-
-def _return_freed() -> None:
-    """Have the C library return what is free: it would keep what calls took that were computed both ways.
-
-    Setting a threshold, as for rows, would return activations in every step and fault them in again.
-    """
-    if environment_decides() is None and why_not_glibc() is None:
-        c_library().malloc_trim(0)

@@ -11,13 +11,14 @@ Source: `torch.distributed.fsdp.fully_shard`; Zhao et al., arXiv 2304.11277; Raj
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from flatout.frameworks.pytorch.parallel.cuts import Tensors
 from flatout.frameworks.pytorch.parallel.fully_sharded import Mesh, fully_sharded, groups_of, set_sums, silently, units
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
@@ -140,7 +141,7 @@ class Shards(Held):
         with torch._C.DisableTorchFunctionSubclass():
             return [p._version for p in self.parameters]
 
-    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
+    def backward(self, outputs: Tensors, gradients: Tensors, *, keep: bool) -> Found:
         """See `Held`."""
         found = self._gone_back(outputs, gradients, keep=keep, all_used=True)
         used = self._group.anywhere([id(p) in self._used for p in self.parameters], "which parameters were used")
@@ -155,16 +156,14 @@ class Shards(Held):
                 self._noted.add(key)
                 gathered.register_post_accumulate_grad_hook(lambda _, key=key: self._used.add(key))
 
-    def gradients(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], leaves: Leaves) -> Found:
+    def gradients(self, outputs: Tensors, gradients: Tensors, leaves: Leaves) -> Found:
         """See `Held`; the leaves are its own. No rank has a gradient that others lack."""
         del leaves
         with self._group.communication.in_full():
             found = self._gone_back(outputs, gradients, keep=False, all_used=False)
         return [one for p, one in zip(self.parameters, found, strict=True) if p.requires_grad]
 
-    def _gone_back(
-        self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool, all_used: bool
-    ) -> Found:
+    def _gone_back(self, outputs: Tensors, gradients: Tensors, *, keep: bool, all_used: bool) -> Found:
         for group in self._groups:
             group.reduce_scatter_unused_params = all_used
         sums = set_sums(self._groups, self._group)

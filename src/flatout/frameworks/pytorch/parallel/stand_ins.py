@@ -130,10 +130,8 @@ def _num_sharing(tensor: torch.Tensor) -> int:
 def _num_sharing_of_one() -> int:
     """The same of a parameter that nobody shares but its stand-in (`gradients.py`)."""
     alone = nn.Parameter(torch.zeros(1))
-    its_stand_in = stand_in(alone)
-    num = _num_sharing(alone)
-    del its_stand_in
-    return num
+    pair = alone, stand_in(alone)
+    return _num_sharing(pair[0])
 
 
 def take_place(parameter: nn.Parameter, part: torch.Tensor, placement: Placement, moved: Any = None) -> None:

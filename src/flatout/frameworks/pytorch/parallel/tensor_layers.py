@@ -173,7 +173,7 @@ class Computing:
 
     def _heads(self, module: Any) -> Callable[..., Any]:
         region = self._region(module)
-        enter = self._enter if region is None else _as_it_is
+        enter = self._enter if region is None else lambda x: x
 
         def heads(  # noqa: PLR0913  as PyTorch's
             query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_padding_mask: Any = None,
@@ -210,10 +210,6 @@ class Computing:
             return found, every.mean(1) if average_attn_weights else every
 
         return heads
-
-
-def _as_it_is(x: torch.Tensor) -> torch.Tensor:
-    return x
 
 
 def _projected(

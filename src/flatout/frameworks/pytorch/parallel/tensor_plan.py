@@ -108,11 +108,15 @@ class TensorPlan:
         taken = {id(inner) for layer in self.together for inner in layer.module.modules()}
         free = [one for one in self._usable if _is_linear(one) and id(one) not in taken]
         for scope in list(self._module.modules())[::-1]:  # inner ones first
-            inside = {id(one) for one in scope.modules()}
-            self._pair(scope, [one for one in free if id(one) in inside and id(one) not in taken], taken)
+            inside = {id(one) for one in scope.modules()} - taken
+            near, first = [one for one in free if id(one) in inside], 0
+            while first < len(near) - 1:  # neighbours among the layers that a module calls
+                num = next((n for n in (4, 3, 2) if self._try(scope, near[first : first + n], n)), 1)
+                taken.update(id(one) for one in near[first : first + num] if num > 1)
+                first += num
         rest = [(one, self._kind_alone(one)) for one in self._usable if id(one) not in taken]
         alone = [Layer(one, kind) for one, kind in rest if kind is not None]
-        worth = [layer for layer in alone if _is_worth_an_exchange(layer.module)]
+        worth = [layer for layer in alone if layer.kind == "vocabulary" or _products(layer) >= LEAST_PRODUCTS]
         self.alone = worth if worth or self.together else alone
 
     def placements(self, layers: Sequence[Layer]) -> dict[int, Placement]:
@@ -153,14 +157,6 @@ class TensorPlan:
         # looking up words does nothing but that
         is_plain = type(module).forward is nn.Embedding.forward and module.max_norm is None
         return "vocabulary" if is_plain and not module.sparse and not module.scale_grad_by_freq else None
-
-    def _pair(self, scope: nn.Module, free: list[Any], taken: set[int]) -> None:
-        """Try neighbours among the layers that a module calls."""
-        first = 0
-        while first < len(free) - 1:
-            num = next((n for n in (4, 3, 2) if self._try(scope, free[first : first + n], n)), 1)
-            taken.update(id(one) for one in free[first : first + num] if num > 1)
-            first += num
 
     def _try(self, scope: nn.Module, layers: list[Any], num: int) -> bool:
         if len(layers) < num or any(len(self._watched.outputs.get(id(one), ())) != 1 for one in layers):
@@ -235,10 +231,10 @@ def _fit(outs: Sequence[int], entering: int, blocks: int) -> bool:
     return {width // blocks for width in outs} == {entering}
 
 
-def _is_worth_an_exchange(module: Any) -> bool:
-    """Whether what a rank need not compute takes longer than exchanging inputs and outputs; words are looked up."""
-    weight = module.weight
-    return isinstance(module, nn.Embedding) or weight.numel() >= LEAST_PRODUCTS * (weight.shape[0] + weight.shape[1])
+def _products(layer: Layer) -> float:
+    """How many a rank need not compute for each feature that is exchanged."""
+    weight = layer.module.weight
+    return float(weight.numel() / sum(weight.shape))
 
 
 def agrees(
