@@ -180,11 +180,13 @@ class Held:
 
 
 class Pass:
-    """A call that was computed with what a rank holds; see `Passed`."""
+    """A call that was computed with what a rank holds; see `Passed`. `around` is entered on its way back."""
 
-    def __init__(self, held: Held, value: Any, args: Any, kwargs: Any) -> None:
+    def __init__(
+        self, held: Held, value: Any, args: Any, kwargs: Any, around: Callable[[], Any] = nullcontext
+    ) -> None:  # fmt: skip
         self.value, self.outputs = value, tensors_of(value)
-        self._held = held
+        self._held, self._around = held, around
         self._entered = [t for t in tensors_of((args, kwargs), unique=False) if t.requires_grad]
         with torch.enable_grad():  # a parameter that is returned as it is keeps its own gradient
             self._leaving = [t.view_as(t) if t.is_leaf and t.requires_grad else t for t in self.outputs]
@@ -194,7 +196,8 @@ class Pass:
         pairs = [(o, g) for o, g in zip(self._leaving, gradients, strict=True) if g is not None and o.requires_grad]
         for tensor in self._entered:
             tensor.grad = None
-        found = self._held.backward([o for o, _ in pairs], [g for _, g in pairs], keep=keep)
+        with self._around():
+            found = self._held.backward([o for o, _ in pairs], [g for _, g in pairs], keep=keep)
         of_inputs = [tensor.grad for tensor in self._entered]
         for tensor in self._entered:
             tensor.grad = None

@@ -18,7 +18,7 @@ from flatout.frameworks.pytorch.parallel.division import ModelDivision
 from flatout.frameworks.pytorch.parallel.draws import drawn_apart
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.parts import Parts
-from flatout.frameworks.pytorch.parallel.protocol import Found, Pass, Passed, Pattern
+from flatout.frameworks.pytorch.parallel.protocol import Pass, Passed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sequence_planning import SequencePlan
 from flatout.frameworks.pytorch.parallel.sequence_region import Region, partial_of
@@ -49,7 +49,7 @@ class TensorParts(Parts):
         self._draws_masks = self._draws_masks or pattern.masks
         draws = self._apart if pattern.masks and not silent else nullcontext
         with torch.enable_grad(), self.drawing(draws), self.in_place():
-            return _Pass(self, compute(*args, **kwargs), args, kwargs, draws)
+            return Pass(self, compute(*args, **kwargs), args, kwargs, lambda: self.drawing(draws))
 
     def evaluated(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See `Held`."""
@@ -65,23 +65,7 @@ class TensorParts(Parts):
             yield
         finally:
             self.engine.draws = former
-
-
-class _Pass(Pass):
-    """One call; see `Passed`."""
-
-    def __init__(
-        self, held: TensorParts, value: Any, args: Any, kwargs: Any, draws: Callable[[], AbstractContextManager[None]]
-    ) -> None:
-        super().__init__(held, value, args, kwargs)
-        self._parts, self._draws = held, draws
-
-    def backward(self, gradients: Sequence[Any], *, keep: bool) -> tuple[Found, Found]:
-        """See `Passed`."""
-        with self._parts.drawing(self._draws):
-            found = super().backward(gradients, keep=keep)
-            self._parts.engine.end()
-        return found
+            self.engine.end()
 
 
 def planned(
