@@ -29,20 +29,17 @@ deep model is some 1e-6 in float32; a wrong rule is wrong by 0.01 to 1."""
 class Rule:
     """How one output is put together.
 
-    Attributes:
-        kind: `joined` along `dim`; `folded`: `dim` holds `blocks` times the samples, the samples last; `same` on every
-            rank; `mean` over samples, each rank's weighted by its number; `sum` over ranks.
-        dim: The dimension that counts samples.
-        blocks: How often they occur in it.
-        weigh: For `mean`: the input whose elements that are not ignored are counted; -1: samples are.
-        skip: Elements at the start of each row of that input that do not count.
+    `joined` along the dimension that counts samples; `folded`: it holds so many blocks of all samples; `same` on every
+    rank; `mean` over samples, each rank's weighted by its number; `sum` over ranks.
     """
 
     kind: Kind
     dim: int = 0
     blocks: int = 1
     weigh: int = -1
+    """For `mean`: the input whose elements that are not ignored are counted; -1: samples are."""
     skip: int = 0
+    """Elements at the start of each row of that input that do not count."""
 
 
 IGNORED = -100

@@ -87,11 +87,7 @@ class Confirmation:
             raise refused
 
     def confirmed(self, args: Any, kwargs: Any, inputs: Tensors, known: Pattern | None) -> tuple[Pattern, Check]:
-        """Compute the call whole and in parts, from the same state; how it is divided, where both agree.
-
-        Raises:
-            NotDivided: They do not agree.
-        """
+        """Compute the call whole and in parts, from the same state; how it is divided, or `NotDivided`."""
         group, module = self._group, self._division.module()
         first = known is None and self._division.holds_whole
         self.begin(inputs, first=first)
@@ -135,11 +131,7 @@ class Confirmation:
         return replace(pattern, masks=silence.broken), Check(whole, passed, (args, kwargs))
 
     def begin(self, inputs: Tensors, *, first: bool) -> None:
-        """Make sure that all ranks call with the same inputs, and, at the first call, from the same state.
-
-        Raises:
-            NotDivided: They do not; or the script has hooks on inner modules.
-        """
+        """Make sure that all ranks call with the same inputs, and, at the first call, from the same state."""
         module = self._division.module()
         if (hooked := hooked_module(module)) is not None:
             raise self._division.refused(
@@ -238,11 +230,7 @@ class Confirmation:
         return every[0] if all(one == every[0] for one in every) else None
 
     def check_gradients(self, check: Check, gradients: Sequence[Any]) -> None:
-        """Compare the gradients of a call that was computed both ways, before it leads to an update.
-
-        Raises:
-            NotDivided: They differ by more than rounding.
-        """
+        """Compare the gradients of a call that was computed both ways, before it leads to an update."""
         held, silence = self._division.held, Silence()  # what is checkpointed is computed once more
         with (
             self.nothing_outside(), self._refusing("its gradients cannot be compared"),
@@ -280,11 +268,7 @@ class Confirmation:
     def _judge_rounding(
         self, check: Check, gradients: Sequence[Any], wanted: Sequence[Any], wrong: dict[int, float]
     ) -> None:
-        """Whether gradients are off by what rounding does. A single try may show little: it flips a ReLU or not.
-
-        Raises:
-            NotDivided: They are off by more.
-        """
+        """Whether gradients are off by what rounding does. A single try may show little: it flips a ReLU or not."""
         noise = [0.0] * len(wanted)
         for times in NUDGES:
             noise = list(map(max, noise, self._rounding(check, gradients, wanted, times)))

@@ -189,11 +189,7 @@ class Group:
 
     @contextmanager
     def named(self, name: str, *, waiting: bool = True) -> Iterator[None]:
-        """What is exchanged within has this name; what breaks is told of. `waiting`: nothing is computed beside it.
-
-        Raises:
-            Lost: It broke.
-        """
+        """What is exchanged within has this name; `Lost` where it breaks. `waiting`: nothing is computed beside it."""
         self._keep_children_out()
         self.page.begin(name)
         observer = self.observer if waiting else None

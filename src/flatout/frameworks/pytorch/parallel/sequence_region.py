@@ -35,15 +35,10 @@ def other_way(cause: str) -> NotDivided:
 
 
 class Region:
-    """Blocks that are called one after the other.
+    """Blocks that are called one after the other; the tensor of a number that the first one is given is cut.
 
-    Args:
-        blocks: Which.
-        number: Of the tensor that is cut, among those that the first one is given.
-        dim: Along which.
-        scopes: Modules within that are given all positions: attention, of which layers are divided together.
-        group: All ranks.
-        shapes: Of whole tensors, in the call by which the region was found.
+    `scopes`: modules within that are given all positions: attention, of which layers are divided together. `shapes`: of
+    whole tensors, in the call by which the region was found.
     """
 
     def __init__(

@@ -135,11 +135,7 @@ def _num_sharing_of_one() -> int:
 
 
 def take_place(parameter: nn.Parameter, part: torch.Tensor, placement: Placement, moved: Any = None) -> None:
-    """The script's parameter, whole until now, moves into the memory of its part; `moved`: see `become`.
-
-    Raises:
-        NotDivided: Somebody holds on to where it was.
-    """
+    """The script's parameter, whole until now, moves into the memory of its part; `moved`: see `become`."""
     if _num_sharing(parameter) > _num_sharing_of_one():
         raise NotDivided(
             "a parameter cannot be sharded: its memory is shared with another tensor",

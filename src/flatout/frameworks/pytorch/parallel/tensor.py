@@ -71,11 +71,7 @@ class TensorParts(Parts):
 def planned(
     division: ModelDivision, args: Any, kwargs: Any, refuse: Callable[[NotDivided], Any], *, positions: bool
 ) -> TensorParts:
-    """Find how a model is divided by its first call, and take its parameters; `positions`: those of sequences as well.
-
-    Raises:
-        NotDivided: No way of dividing it gives what one process gives.
-    """
+    """Find how a model is divided by its first call, and take its parameters; `positions`: of sequences as well."""
     module, group = division.module(), division.sharing
     watched = Watched(module)
     with division.trial():

@@ -193,11 +193,7 @@ def flat(value: Any) -> Iterable[Any]:
 
 
 def _by_parts(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
-    """Compute on parts, where all tensors are sharded alike, or whole and can be cut so, or single numbers.
-
-    Returns:
-        What was found, in a tuple; None where it cannot be done so.
-    """
+    """What is computed on parts, where all tensors are sharded alike, or whole and can be cut so, or single numbers."""
     values = [*args, *kwargs.values()]
     every = list(flat(values))
     cuts = [one.placement for one in every if isinstance(one, Sharded)]
