@@ -17,8 +17,8 @@ from flatout.cli import options
 from flatout.errors import UsageError
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share, candidates, gradient_of, put_together, shape_at
 from flatout.frameworks.pytorch.parallel.cuts import Cut, bounds, guesses, part
+from flatout.frameworks.pytorch.parallel.protocol import Held
 from flatout.frameworks.pytorch.parallel.remembered import forgotten, remembered
-from flatout.frameworks.pytorch.parallel.stand_ins import nudged
 from flatout.guest import rank_page
 from flatout.guest.rank_page import Page, page_file
 from flatout.records.ceilings import Accelerator, Machine
@@ -247,7 +247,9 @@ def test_each_kind_of_exchange_is_told_by_its_time(tmp_path):
 def test_a_graph_that_waits_does_not_take_nudges_for_a_change():
     weight = torch.ones(3, requires_grad=True)
     out = (weight.square()).sum()
-    with torch.no_grad(), nudged([weight], 16):
+    held = Held()
+    held.parameters = [weight]
+    with torch.no_grad(), held.nudged(16):
         assert not torch.equal(weight, torch.ones(3))
     out.backward()
     assert torch.equal(weight.grad, torch.full((3,), 2.0))

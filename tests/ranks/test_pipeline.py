@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.module_calls import Timeline
-from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Parcel, formed, with_form
-from flatout.frameworks.pytorch.parallel.pipeline_parts import bubble
+from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Parcel
 from flatout.frameworks.pytorch.parallel.pipeline_planning import PipelinePlan
 from flatout.frameworks.pytorch.parallel.pipeline_stage import Placeholders, StagePlan, shapes_of
 from tiers import some
@@ -130,23 +129,11 @@ def test_placeholders_have_the_shapes_of_what_is_not_computed():
 
 @pytest.mark.smoke
 def test_what_is_sent_arrives():
-    sent = [torch.randn(3, 2, requires_grad=True), None, torch.arange(5), torch.ones(2, 2, dtype=torch.bool).T]
-    parcel = Parcel.of([*sent, torch.zeros(0, 4)])
-    cpu = torch.device("cpu")
-    found = Parcel.arriving(parcel.head(), cpu, lambda body: body.copy_(parcel.body(cpu)))
-    assert found.is_whole and found.wanted == [True, False, False, False, False]
-    assert found.tensors[1] is None and found.tensors[4].shape == (0, 4)
-    assert all(torch.equal(a, b) for a, b in zip(found.tensors, sent, strict=False) if b is not None)
-
-
-@pytest.mark.smoke
-def test_what_a_model_returns_is_told():
-    tensor = torch.ones(2)
-    found = formed(with_form((pipeline_scenarios.Output(tensor + 1, None), [tensor, tensor, "word"])))
-    assert torch.equal(found[0].logits, tensor + 1) and found[1][0] is found[1][1] and found[1][2] == "word"
-
-
-@pytest.mark.smoke
-def test_the_bubble_is_what_ranks_wait():
-    assert bubble([0.25] * 4, 16) == pytest.approx(3 / 19)
-    assert bubble([0.02, 0.98], 1000) == pytest.approx(0.49, abs=0.001)  # one rank has next to nothing to do
+    tensor, cpu = torch.randn(3, 2, requires_grad=True), torch.device("cpu")
+    sent = [tensor, None, torch.arange(5), torch.ones(2, 2, dtype=torch.bool).T, torch.zeros(0, 4), tensor, "word"]
+    parcel = Parcel((pipeline_scenarios.Output(tensor + 1, None), sent))
+    arrived = Parcel.arriving(parcel.head(), cpu, lambda body: body.copy_(parcel.body(cpu)))
+    output, found = arrived.value
+    assert arrived.is_whole and output.logits.requires_grad and torch.equal(output.logits, tensor + 1)
+    assert found[0] is found[5] and found[0].requires_grad and not found[2].requires_grad and found[4].shape == (0, 4)
+    assert all(torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b for a, b in zip(found, sent, strict=True))

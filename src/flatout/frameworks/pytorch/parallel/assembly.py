@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from flatout.frameworks.pytorch.parallel.cuts import bounds
+from flatout.frameworks.pytorch.parallel.cuts import Tensors, bounds
 from flatout.frameworks.pytorch.parallel.group import Group, lengthened, packed, padded, unpacked
 
 Kind = Literal["joined", "folded", "same", "mean", "sum"]
@@ -29,20 +29,17 @@ deep model is some 1e-6 in float32; a wrong rule is wrong by 0.01 to 1."""
 class Rule:
     """How one output is put together.
 
-    Attributes:
-        kind: `joined` along `dim`; `folded`: `dim` holds `blocks` times the samples, the samples last; `same` on every
-            rank; `mean` over samples, each rank's weighted by its number; `sum` over ranks.
-        dim: The dimension that counts samples.
-        blocks: How often they occur in it.
-        weigh: For `mean`: the input whose elements that are not ignored are counted; -1: samples are.
-        skip: Elements at the start of each row of that input that do not count.
+    `joined` along the dimension that counts samples; `folded`: it holds so many blocks of all samples; `same` on every
+    rank; `mean` over samples, each rank's weighted by its number; `sum` over ranks.
     """
 
     kind: Kind
     dim: int = 0
     blocks: int = 1
     weigh: int = -1
+    """For `mean`: the input whose elements that are not ignored are counted; -1: samples are."""
     skip: int = 0
+    """Elements at the start of each row of that input that do not count."""
 
 
 IGNORED = -100
@@ -51,22 +48,15 @@ IGNORED = -100
 
 @dataclass(slots=True)
 class Share:
-    """What a rank has of a call.
-
-    Attributes:
-        num: Samples of the batch.
-        edges: Where each rank's begin, and where the last one's end.
-        inputs: The tensors of the call, whole.
-        dims: Where they count samples.
-    """
+    """What each rank has of the `num` samples of a batch: where theirs begin, and the whole inputs, by their `dims`."""
 
     num: int
     edges: list[int]
-    inputs: Sequence[torch.Tensor]
+    inputs: Tensors
     dims: Sequence[int | None]
 
     @classmethod
-    def of(cls, inputs: Sequence[torch.Tensor], dims: Sequence[int | None], num: int, world: int) -> Share:
+    def of(cls, inputs: Tensors, dims: Sequence[int | None], num: int, world: int) -> Share:
         """The shares of `world` ranks."""
         return cls(num, bounds(num, world), inputs, dims)
 
@@ -89,7 +79,11 @@ def candidates(whole: torch.Tensor, mine: torch.Tensor, share: Share, rank: int)
     """Rules that fit the shapes, the likeliest first."""
     if whole.shape == mine.shape:
         # What is the same everywhere is its own mean, too; a rule of its own is for what has no mean.
-        means = [*_by_elements(share), Rule("mean")] if whole.is_floating_point() else [Rule("same")]
+        places = enumerate(zip(share.inputs, share.dims, strict=True))
+        ignored = [(place, one.dim()) for place, (one, dim) in places if dim == 0 and has_ignored(one)]
+        # a language model shifts its targets by one
+        weighed = [Rule("mean", weigh=place, skip=skip) for place, dims in ignored for skip in range(min(dims, 2))]
+        means = [*weighed, Rule("mean")] if whole.is_floating_point() else [Rule("same")]
         return [*means, Rule("sum")]
     if whole.dim() != mine.dim():
         return []
@@ -108,18 +102,7 @@ def has_ignored(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() and tensor.dim() > 0 and bool((tensor == IGNORED).any())
 
 
-def _by_elements(share: Share) -> list[Rule]:
-    """Means over elements that are not ignored, by each input that holds classes."""
-    found = []
-    for place, (tensor, dim) in enumerate(zip(share.inputs, share.dims, strict=True)):
-        if dim == 0 and has_ignored(tensor):
-            found.append(Rule("mean", weigh=place))
-            if tensor.dim() > 1:
-                found.append(Rule("mean", weigh=place, skip=1))  # a language model shifts its targets by one
-    return found
-
-
-def put_together(rule: Rule, rows: Sequence[torch.Tensor], share: Share) -> torch.Tensor:
+def put_together(rule: Rule, rows: Tensors, share: Share) -> torch.Tensor:
     """The whole output from those of all ranks, in their order."""
     if rule.kind == "joined":
         return torch.cat(list(rows), rule.dim)
@@ -127,9 +110,8 @@ def put_together(rule: Rule, rows: Sequence[torch.Tensor], share: Share) -> torc
         parts = [row.unflatten(rule.dim, (rule.blocks, share.size(rank))) for rank, row in enumerate(rows)]
         return torch.cat(parts, rule.dim + 1).flatten(rule.dim, rule.dim + 1)
     weights = [share.weight(rule, rank) if rule.kind == "mean" else 1.0 for rank in range(len(rows))]
-    counted = [
-        row * weight for row, weight in zip(rows, weights, strict=True) if weight
-    ]  # a mean of nothing is no number
+    # a mean of nothing is no number
+    counted = [row * weight for row, weight in zip(rows, weights, strict=True) if weight]
     return torch.stack(counted).sum(0).to(rows[0].dtype) if counted else rows[0]
 
 
@@ -185,11 +167,7 @@ def shape_at(rule: Rule, mine: torch.Tensor, share: Share, rank: int) -> tuple[i
 def is_close(found: torch.Tensor, wanted: torch.Tensor, *, rounded: float = 0.0) -> bool:
     """Whether one is the other but for rounding; numbers that are no floats must be equal.
 
-    Args:
-        found: One.
-        wanted: The other.
-        rounded: The norm of what was rounded, where more than what came of it: a mean of large numbers may be next to
-            none.
+    `rounded`: the norm of what was rounded, where more than what came of it: a mean of large numbers may be nought.
     """
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return False
@@ -207,68 +185,37 @@ def tolerance(dtype: torch.dtype) -> float:
     return TOLERANCES.get(dtype, 1e-4)
 
 
-def of_all_ranks(
-    mine: Sequence[torch.Tensor], rules: Sequence[Rule], share: Share, group: Group, name: str
-) -> list[torch.Tensor]:
-    """This rank's outputs put together with those of the others.
-
-    Args:
-        mine: This rank's.
-        rules: For each how, fitted to this call.
-        share: What each rank has of the batch.
-        group: The ranks.
-        name: What the exchange is called.
-    """
-    moved = [place for place, rule in enumerate(rules) if rule.kind != "same"]
+def of_all_ranks(mine: Tensors, rules: Sequence[Rule], share: Share, group: Group, name: str) -> list[torch.Tensor]:
+    """This rank's outputs put together with those of the others, by rules that are fitted to this call."""
+    moved = [(place, rule, mine[place]) for place, rule in enumerate(rules) if rule.kind != "same"]
     whole = [tensor.detach() for tensor in mine]
     if moved:
-        sent = [mine[place] for place in moved]
-        shapes = [
-            [shape_at(rules[place], mine[place], share, rank) for place in moved] for rank in range(group.world)
-        ]  # fmt: skip
-        rows = exchanged(sent, shapes, group, name)
-        for number, place in enumerate(moved):
-            put = put_together(rules[place], [row[number] for row in rows], share)
-            whole[place] = laid_out_as(put, mine[place])
+        shapes = [[shape_at(rule, own, share, rank) for _, rule, own in moved] for rank in range(group.world)]
+        rows = exchanged([own for *_, own in moved], shapes, group, name)
+        for (place, rule, own), *parts in zip(moved, *rows, strict=True):
+            whole[place] = laid_out_as(put_together(rule, parts, share), own)
     return whole
 
 
 def gradients_of_inputs(
-    mine: Sequence[torch.Tensor | None], entered: Sequence[torch.Tensor], share: Share, group: Group
+    mine: Sequence[torch.Tensor | None], entered: Tensors, share: Share, group: Group
 ) -> list[torch.Tensor | None]:
-    """Gradients of the inputs for the whole batch: each rank has those of its own samples.
-
-    Args:
-        mine: This rank's, for each input that one is wanted of.
-        entered: Those inputs, as this rank has computed with them.
-        share: What each rank has of the batch.
-        group: The ranks.
-    """
+    """Gradients of the inputs that have `entered`, for the whole batch: each rank has those of its own samples."""
     found: list[torch.Tensor | None] = []
     dims = [dim for tensor, dim in zip(share.inputs, share.dims, strict=True) if tensor.requires_grad]
     for grad, tensor, dim in zip(mine, entered, dims, strict=True):
         own = torch.zeros_like(tensor) if grad is None else grad
         if dim is None:
             found.append(group.sum(own.clone(), "gradient of an input"))
-            continue
-        rule = Rule("joined", dim)
-        shapes = [[shape_at(rule, own, share, rank)] for rank in range(group.world)]
-        rows = exchanged([own], shapes, group, "gradient of an input")
-        found.append(put_together(rule, [row[0] for row in rows], share))
+        else:
+            found.append(group.joined(own, share.edges, dim, "gradient of an input"))
     return found
 
 
 def exchanged(
-    mine: Sequence[torch.Tensor], shapes: Sequence[Sequence[tuple[int, ...]]], group: Group, name: str
+    mine: Tensors, shapes: Sequence[Sequence[tuple[int, ...]]], group: Group, name: str
 ) -> list[list[torch.Tensor]]:
-    """Every rank's outputs, each rank's in order, by one collective.
-
-    Args:
-        mine: This rank's.
-        shapes: For each rank the shapes of its outputs.
-        group: All ranks.
-        name: What the exchange is called.
-    """
+    """Every rank's outputs, each rank's in order, by one collective; `shapes`: for each rank those of its outputs."""
     kinds = [[(shape, t.dtype) for shape, t in zip(row, mine, strict=True)] for row in shapes]
     longest = max(sum(padded(math.prod(shape) * dtype.itemsize) for shape, dtype in row) for row in kinds)
     sent = lengthened(packed(mine, mine[0].device), longest, 0)

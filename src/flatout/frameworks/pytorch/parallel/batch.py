@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +24,14 @@ from flatout.frameworks.pytorch.parallel.cuts import entering, part_entering
 from flatout.frameworks.pytorch.parallel.draws import Noise, drawn_apart
 from flatout.frameworks.pytorch.parallel.gradients import summed_in_buckets
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.protocol import Check, Dividing, Found, Held, Passed, Pattern
+from flatout.frameworks.pytorch.parallel.protocol import Check, Found, Held, Passed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import Sharded, become, part_of
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 from flatout.records.ranks import SUM_OVER_GROUPS
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.parallel.division import Division
 
 
 @contextmanager
@@ -95,7 +98,13 @@ class _Normalised(torch.autograd.Function):
         num = counts.sum()
         mean = (means * counts).sum(0) / num
         variance = ((variances + (means - mean) ** 2) * counts).sum(0) / num
-        _bring_forward(running, mean, variance, num)
+        running_mean, running_var, momentum = running
+        # .data: as PyTorch's own, this is no change that a graph of an earlier call would trip over
+        if running_mean is not None:
+            running_mean.data.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)
+        if running_var is not None:
+            unbiased = variance * (num / (num - 1))
+            running_var.data.mul_(1 - momentum).add_(unbiased.to(running_var.dtype), alpha=momentum)
         ctx.save_for_backward(x, weight, mean, torch.rsqrt(variance + eps), num)
         ctx.group = group
         return plain(x, mean, variance, weight, bias, False, 0.0, eps)
@@ -119,17 +128,7 @@ class _Normalised(torch.autograd.Function):
         return found.to(x.dtype), of_weight, of_bias, None, None, None, None
 
 
-def _bring_forward(running: Any, mean: torch.Tensor, variance: torch.Tensor, num: torch.Tensor) -> None:
-    running_mean, running_var, momentum = running
-    # .data: as PyTorch's own, this is no change that a graph of an earlier call would trip over
-    if running_mean is not None:
-        running_mean.data.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)
-    if running_var is not None:
-        unbiased = variance * (num / (num - 1))
-        running_var.data.mul_(1 - momentum).add_(unbiased.to(running_var.dtype), alpha=momentum)
-
-
-def passed(division: Dividing, args: Any, kwargs: Any, pattern: Pattern, *, silent: bool = False) -> Passed:
+def passed(division: Division, args: Any, kwargs: Any, pattern: Pattern, *, silent: bool = False) -> Passed:
     """Compute a call, each its part of the batch, or all of one that is too small."""
     held, group = division.held, division.replicas
     inputs = tensors_of((args, kwargs), unique=False)
@@ -138,8 +137,7 @@ def passed(division: Dividing, args: Any, kwargs: Any, pattern: Pattern, *, sile
     if group is None or not (is_cut or held.takes_mean):
         args, kwargs, _ = entering(args, kwargs, itertools.repeat(lambda whole: whole))
         return held.passed(division.compute, args, kwargs, pattern, silent=silent)
-    dims = pattern.cut.dims if is_cut else (None,) * len(inputs)
-    share = Share.of(inputs, dims, num if is_cut else 0, group.world)
+    share = Share.of(inputs, pattern.cut.dims if is_cut else (None,) * len(inputs), num if is_cut else 0, group.world)
     args, kwargs, entered = part_entering(args, kwargs, share, group.rank)
     noise = Noise(share, group.rank, held.parameters) if pattern.noise else None
     draws = drawn_apart(group.rank) if pattern.masks and not silent else nullcontext()
@@ -219,33 +217,18 @@ class BatchPass:
 class DividedCall:
     """A divided call, between its way forward and its way back; `check` where it was computed both ways."""
 
-    def __init__(self, division: Dividing, pattern: Pattern, args: Any, kwargs: Any, check: Check | None) -> None:
+    def __init__(self, division: Division, pattern: Pattern, args: Any, kwargs: Any, check: Check | None) -> None:
         self.division, self.pattern = division, pattern
-        self._given, self._check = (args, kwargs), check
+        self.given, self.check = (args, kwargs), check
         self.passed: Passed
 
     def made(self) -> Any:
         """Make the call: what the module returns to the script."""
-        differentiable = [t for t in tensors_of(self._given, unique=False) if t.requires_grad]
+        differentiable = [t for t in tensors_of(self.given, unique=False) if t.requires_grad]
         outputs = _Node.apply(self, *differentiable, *self.division.held.parameters)
         by_id = {id(mine): whole for mine, whole in zip(self.passed.outputs, outputs, strict=True)}
         value, self.passed.value = self.passed.value, None
         return map_tensors(lambda tensor: by_id[id(tensor)], value)
-
-    def forward(self) -> list[torch.Tensor]:
-        """Compute: the outputs of the whole batch."""
-        (args, kwargs), self._given = self._given, ((), {})
-        self.passed = passed(self.division, args, kwargs, self.pattern)
-        return [tensor.detach() for tensor in self.passed.outputs]
-
-    def gone_back(self, gradients: Sequence[Any], *, keep: bool) -> list[Any]:
-        """The gradients of the inputs that want one, and of the parameters; `keep`: it is gone through again."""
-        check, self._check = self._check, None
-        if check is not None:
-            self.division.compare_gradients(check, gradients)
-        with self.division.held.in_place():
-            of_parameters, of_inputs = self.passed.backward(gradients, keep=keep)
-        return [*of_inputs, *of_parameters]
 
 
 class _Node(torch.autograd.Function):
@@ -255,8 +238,10 @@ class _Node(torch.autograd.Function):
     def forward(ctx: Any, call: DividedCall, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The outputs of the whole batch."""
         del tensors
-        outputs = call.forward()
+        (args, kwargs), call.given = call.given, ((), {})
+        call.passed = passed(call.division, args, kwargs, call.pattern)
         ctx.call = call
+        outputs = [tensor.detach() for tensor in call.passed.outputs]
         fixed = [whole for whole, own in zip(outputs, call.passed.outputs, strict=True) if not own.requires_grad]
         ctx.mark_non_differentiable(*fixed)
         ctx.set_materialize_grads(False)
@@ -266,12 +251,18 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:  # type: ignore[override]
         """Gradients of the inputs and of the parameters."""
         call: DividedCall = ctx.call
+        division = call.division
         try:
             if torch.is_grad_enabled():
-                raise call.division.refused("gradients of its gradients are taken (`create_graph=True`)")
+                raise division.refused("gradients of its gradients are taken (`create_graph=True`)")
             call.pattern.taken = tuple(one is not None for one in gradients)
             keep = torch._C._autograd._get_current_graph_task_keep_graph()
-            with call.division.apart():
-                return (None, *call.gone_back(gradients, keep=keep))
+            check, call.check = call.check, None
+            with division.apart():
+                if check is not None:
+                    division.compare_gradients(check, gradients)
+                with division.held.in_place():
+                    of_parameters, of_inputs = call.passed.backward(gradients, keep=keep)
+            return (None, *of_inputs, *of_parameters)
         except NotDivided as problem:
-            call.division.refuse(problem)
+            division.refuse(problem)

@@ -12,19 +12,19 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from flatout.frameworks.pytorch.parallel import assembly, batch, equality, outside_state
-from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
+from flatout.frameworks.pytorch.parallel.assembly import Rule, Share, are_alike
 from flatout.frameworks.pytorch.parallel.batch import BatchPass, whole_batch
-from flatout.frameworks.pytorch.parallel.cuts import Cut, entering, guesses, part_entering
+from flatout.frameworks.pytorch.parallel.cuts import Cut, Tensors, entering, guesses, part_entering
 from flatout.frameworks.pytorch.parallel.draws import Noise, Silence
 from flatout.frameworks.pytorch.parallel.group import Lost
 from flatout.frameworks.pytorch.parallel.module_calls import hooked_module
 from flatout.frameworks.pytorch.parallel.outside_state import OutsideState
-from flatout.frameworks.pytorch.parallel.protocol import Check, Computed, Dividing, Found, Held, Pattern
+from flatout.frameworks.pytorch.parallel.protocol import Check, Computed, Found, Held, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.remembered import (
     forgotten,
@@ -37,6 +37,9 @@ from flatout.frameworks.pytorch.parallel.sharded import Sharded, part_of
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.parallel.division import Division
 
 MOST_TIMES_ROUNDING = 5.0
 """Gradients of parts may differ from those of the whole by so many times what rounding changes."""
@@ -52,84 +55,83 @@ NEGLIGIBLE = 1e-6
 class Confirmation:
     """Calls of one module that are computed both ways."""
 
-    def __init__(self, division: Dividing) -> None:
-        self._division = division
-        self._group = division.group
+    def __init__(self, division: Division) -> None:
+        self._division, self._group = division, division.group
         self._outside: OutsideState | None = None
         self._decided = True
 
-    def confirmed(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], known: Pattern | None
-    ) -> tuple[Pattern, Check]:
-        """Compute the call whole and in parts, from the same state; how it is divided, where both agree."""
+    @contextmanager
+    def trial(self) -> Iterator[Silence]:
+        """A computation that is not the script's: nothing is printed, no mask is drawn, and nothing stays changed."""
+        module, silence = self._division.module(), Silence()
+        kept = ModuleState(module), RandomStates()
+        try:
+            with torch.enable_grad(), contextlib.redirect_stdout(io.StringIO()), silence.on(module):
+                yield silence
+        finally:
+            for state in kept:
+                state.restore()
+
+    @contextmanager
+    def nothing_outside(self) -> Iterator[None]:
+        """What changes a variable outside of the module within is refused for that, whatever else it is refused for."""
+        self._outside = outside = self._outside or OutsideState(self._division.module())
+        before, refused = outside.seen(), None
+        try:
+            yield
+        except NotDivided as problem:
+            refused = problem
+        if changed := outside.changed(before):
+            raise outside_state.refused(self._division, changed[0]) from refused
+        if refused is not None:
+            raise refused
+
+    def confirmed(self, args: Any, kwargs: Any, inputs: Tensors, known: Pattern | None) -> tuple[Pattern, Check]:
+        """Compute the call whole and in parts, from the same state; how it is divided, or `NotDivided`."""
         group, module = self._group, self._division.module()
         first = known is None and self._division.holds_whole
         self.begin(inputs, first=first)
-        kept = ModuleState(module), RandomStates()
-        silence = Silence()
-        value, computed = self._whole(args, kwargs, inputs, silence, first=first)
-        whole, after = computed.outputs, remembered(module)
-        reasons: list[str] = []
+        with self.trial() as silence:
+            value, whole = self._whole(args, kwargs, inputs, first=first)
+            after = remembered(module)
+        form, reasons = skeleton(value), list[str]()
         for cut in [known.cut] if known is not None else guesses(inputs, group.world):
-            _restore(kept)
-            found, mine, why = self._attempt(cut, args, kwargs, inputs, (whole, skeleton(value)), silence)
-            if found is not None and (name := forgotten(after, module)) is not None:
-                why = f"what it keeps as `{name}` is that of the whole batch, of which a rank has a part"
-                found = None
+            with self.trial():
+                found, mine, why = self._attempt(cut, args, kwargs, inputs, whole.outputs, form, known)
+                if found is not None and (name := forgotten(after, module)) is not None:
+                    why = f"what it keeps as `{name}` is that of the whole batch, of which a rank has a part"
+                    found = None
             if group.everywhere(found is not None, "agreement on a division") and found is not None:
-                _restore(kept)
-                return found, Check(computed, mine, (args, kwargs))
+                return replace(found, masks=silence.broken), Check(whole, mine, (args, kwargs))
             reasons.append(why)
-        _restore(kept)
         cause = self._division.small(inputs) or next(filter(None, reasons), "")
         raise self._division.refused(cause or "none of its inputs has a dimension that counts samples")
 
     def together(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        inputs: Sequence[torch.Tensor],
-        pattern: Pattern,
-        *,
+        self, args: Any, kwargs: Any, inputs: Tensors, pattern: Pattern, *,
         first: bool,
-    ) -> tuple[Pattern, Check]:
-        """Compute the call as one process does and by all ranks together, from the same state.
-
-        Raises:
-            NotDivided: They do not agree.
-        """
+    ) -> tuple[Pattern, Check]:  # fmt: skip
+        """Compute the call as one process does and by all ranks together, from the same state; or `NotDivided`."""
         division, module = self._division, self._division.module()
         self.begin(inputs, first=False)
-        kept = ModuleState(module), RandomStates()
-        silence = Silence()
-        value, whole = self._whole(args, kwargs, inputs, silence, first=first)
-        after = remembered(module)
-        _restore(kept)
-        try:
-            with self.apart(), silence.on(module):
+        with self.trial() as silence:
+            value, whole = self._whole(args, kwargs, inputs, first=first)
+            after = remembered(module)
+        way = "it takes another way through its layers than in its first call"  # for one process has not raised
+        with self.trial():
+            with self._refusing(way):
                 passed = batch.passed(division, args, kwargs, pattern, silent=True)
-        except Lost:
-            raise
-        except Exception as problem:  # one process has not raised
-            raise self._division.refused(
-                f"it takes another way through its layers than in its first call ({type(problem).__name__}: {problem})"
-            ) from problem
-        found, wanted = passed.outputs, whole.outputs
-        same = len(found) == len(wanted) and skeleton(passed.value) == skeleton(value)
-        same = same and all(assembly.is_close(*pair) for pair in zip(found, wanted, strict=True))
-        name = forgotten(after, module)
-        _restore(kept)
+            found, wanted = passed.outputs, whole.outputs
+            same = len(found) == len(wanted) and skeleton(passed.value) == skeleton(value)
+            same = same and all(assembly.is_close(*pair) for pair in zip(found, wanted, strict=True))
+            name = forgotten(after, module)
         if not self._group.everywhere(same and name is None, "agreement on a division"):
             what = "compute together" if name is None else f"keep as `{name}`"
-            raise self._division.refused(f"what ranks {what} is not what one process {what.split()[0]}s")
+            raise division.refused(f"what ranks {what} is not what one process {what.split()[0]}s")
         return replace(pattern, masks=silence.broken), Check(whole, passed, (args, kwargs))
 
-    def begin(self, inputs: Sequence[torch.Tensor], *, first: bool) -> None:
-        """Make sure that all ranks call with the same inputs, and, at the first call, from the same state.
-
-        Raises:
-            NotDivided: They do not; or the script has hooks on inner modules.
-        """
+    def begin(self, inputs: Tensors, *, first: bool) -> None:
+        """Make sure that all ranks call with the same inputs, and, at the first call, from the same state."""
         module = self._division.module()
         if (hooked := hooked_module(module)) is not None:
             raise self._division.refused(
@@ -150,77 +152,66 @@ class Confirmation:
         """Have something told in the end."""
         self._division.remarks.append(f"`{self._division.name}`: {text}")
 
-    def _whole(
-        self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], silence: Silence, *, first: bool
-    ) -> tuple[Any, Computed]:
+    def _whole(self, args: Any, kwargs: Any, inputs: Tensors, *, first: bool) -> tuple[Any, Computed]:
         """What the whole batch gives, as the module returns it, and the tensors of that."""
         module = self._division.module()
-        self._outside = outside = self._outside or OutsideState(module)
-        versions, kept_before, before = [t._version for t in inputs], kept_graphs(module), outside.seen()
+        versions, kept_before = [t._version for t in inputs], kept_graphs(module)
         new_args, new_kwargs, _ = entering(args, kwargs, [lambda whole: whole] * len(inputs))
-        with self.apart(), silence.on(module), self._division.held.in_whole() as leaves:
+        with self.nothing_outside(), self._division.held.in_whole() as leaves:
             value = self._division.compute(*new_args, **new_kwargs)
         stray = kept_graphs(module) - kept_before
         if stray and first:
             raise self._division.refused(f"it keeps a tensor that is to be trained as its attribute `{min(stray)}`")
-        if changed := outside.changed(before):
-            raise outside_state.refused(self._division, changed[0])
         if has_numbers_of_floats(value):
             raise self._division.refused("it returns a number that is no tensor, which may be that of a part")
         if versions != [t._version for t in inputs]:
             raise self._division.refused("it writes into its inputs")
         return value, Computed(tensors_of(value), leaves)
 
-    def _attempt(
-        self, cut: Cut, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor],
-        wanted: tuple[list[torch.Tensor], str], silence: Silence,
+    def _attempt(  # noqa: PLR0913  a call, and what it gives as a whole
+        self, cut: Cut, args: Any, kwargs: Any, inputs: Tensors, whole: list[torch.Tensor], form: str,
+        known: Pattern | None,
     ) -> tuple[Pattern | None, Any, str]:  # fmt: skip
-        group = self._group
+        """How calls are divided that are cut so, with this rank's part of this one; or why they are not."""
+        group, division = self._group, self._division
         num = cut.num_samples(inputs)
         if num is None or num < group.world:
             return None, None, ""
         share = Share.of(inputs, cut.dims, num, group.world)
-        noise = Noise(share, group.rank, self._division.held.parameters)
-        found, told, raised = self._part(share, args, kwargs, silence, noise)
-        every: list[Any] = group.objects(told, "shapes")
-        shapes: list[Any] = [one and one[0] for one in every]
-        if found is None or any(row is None for row in shapes):
-            return None, None, raised or "a part of a batch raises on another rank"
-        mine, whole = found.outputs, wanted[0]
-        if any(len(row) != len(whole) for row in shapes):
-            return None, None, "it returns another number of tensors for a part of a batch"
-        if any(one[1] != wanted[1] for one in every):
-            return None, None, "what it returns beside tensors is another one for a part of a batch"
-        rules = self._rules(whole, mine, [[shape for shape, _ in row] for row in shapes], share)
-        if rules is None:
-            return None, None, "its outputs for parts of a batch do not make up those of the whole one"
-        stray = _stray(mine, [*self._division.held.leaves, *found.entered])
-        if stray:
-            return None, None, stray
-        return Pattern(cut, rules, noise=noise.drawn, masks=silence.broken, decided=self._decided), found, ""
-
-    def _part(
-        self, share: Share, args: Any, kwargs: Any, silence: Silence, noise: Noise
-    ) -> tuple[BatchPass | None, Any, str]:
-        """This rank's part of a call, what others are told of it, or what was raised."""
-        group, division = self._group, self._division
+        noise = Noise(share, group.rank, division.held.parameters)
         args, kwargs, entered = part_entering(args, kwargs, share, group.rank)
+        mine: Any = None
+        told, raised = None, "a part of a batch raises on another rank"
         try:
-            with self.apart(), silence.on(division.module()), whole_batch(group, noise):
+            with whole_batch(group, noise):
                 mine = Held.passed(division.held, division.compute, args, kwargs, Pattern(Cut(()), None), silent=True)
+            told = [tuple(t.shape) for t in mine.outputs], skeleton(mine.value)
         except Lost:
             raise
         except Exception as problem:  # noqa: BLE001  a wrong guess may raise anything
-            return None, None, f"a part of a batch raises {type(problem).__name__}: {problem}"
-        told = [(tuple(t.shape), t.dtype) for t in mine.outputs], skeleton(mine.value)
+            raised = f"a part of a batch raises {type(problem).__name__}: {problem}"
+        every: list[Any] = group.objects(told, "shapes")
+        if None in every:
+            return None, None, raised
+        if any(len(shapes) != len(whole) for shapes, _ in every):
+            return None, None, "it returns another number of tensors for a part of a batch"
+        if any(other != form for _, other in every):
+            return None, None, "what it returns beside tensors is another one for a part of a batch"
+        former = known.rules if known is not None and known.decided else None
+        rules = self._rules(whole, mine.outputs, [shapes for shapes, _ in every], share, former)
+        if rules is None:
+            return None, None, "its outputs for parts of a batch do not make up those of the whole one"
+        if stray := _stray(mine.outputs, [*division.held.leaves, *entered]):
+            return None, None, stray
         found = BatchPass(division.held, group, share, mine, entered, noise if noise.drawn else None)
         mine.value = None
-        return found, told, ""
+        return Pattern(cut, rules, noise=noise.drawn, decided=self._decided), found, ""
 
     def _rules(
-        self, whole: list[torch.Tensor], mine: list[torch.Tensor], shapes: list[list[tuple[int, ...]]], share: Share
-    ) -> tuple[Rule, ...] | None:
-        """One rule for each output, the same on all ranks; None where there is none for one of them."""
+        self, whole: list[torch.Tensor], mine: list[torch.Tensor], shapes: list[list[tuple[int, ...]]], share: Share,
+        known: Sequence[Rule] | None,
+    ) -> tuple[Rule, ...] | None:  # fmt: skip
+        """One rule for each output, the same on all ranks, those that are known; None where there is none for one."""
         group = self._group
         if not mine:
             return ()
@@ -230,32 +221,22 @@ class Confirmation:
         for place, wanted in enumerate(whole):
             parts = [row[place] for row in rows]
             possible = assembly.candidates(wanted, mine[place], share, group.rank)
+            if known is not None:  # one batch may tell less of them than an earlier one did
+                possible = [rule for rule in possible if place < len(known) and are_alike(rule, known[place])]
             fitting = [rule for rule in possible if _fits(rule, parts, wanted.detach(), share)]
-            self._decided = self._decided and len(fitting) == 1
-            found += fitting[:1]
+            self._decided = self._decided and (known is not None or len(fitting) == 1)
+            found += [known[place] if known is not None and rule.blocks == 1 else rule for rule in fitting[:1]]
         every = group.objects(tuple(found) if len(found) == len(whole) else None, "rules")
         return every[0] if all(one == every[0] for one in every) else None
 
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        """A computation that is not the script's: what it prints is not shown."""
-        with torch.enable_grad(), contextlib.redirect_stdout(io.StringIO()):
-            yield
-
     def check_gradients(self, check: Check, gradients: Sequence[Any]) -> None:
-        """Compare the gradients of a call that was computed both ways, before it leads to an update.
-
-        Raises:
-            NotDivided: They differ by more than rounding.
-        """
-        held, outside = self._division.held, self._outside
-        assert outside is not None
-        before = outside.seen()
-        silence = Silence()  # what is checkpointed is computed once more
-        with self._refusing("its gradients cannot be compared"), silence.on(self._division.module()):
+        """Compare the gradients of a call that was computed both ways, before it leads to an update."""
+        held, silence = self._division.held, Silence()  # what is checkpointed is computed once more
+        with (
+            self.nothing_outside(), self._refusing("its gradients cannot be compared"),
+            silence.on(self._division.module()),
+        ):  # fmt: skip
             wanted = self._gradients(check.whole, gradients)
-        if changed := outside.changed(before):  # by hooks on the way back
-            raise outside_state.refused(self._division, changed[0])
         if any(one is not None and one.is_sparse for one in wanted):
             raise self._division.refused("it has sparse gradients")
         with (
@@ -268,7 +249,8 @@ class Confirmation:
             grad if grad is None or isinstance(one, Sharded) else part_of(grad)
             for grad, one in zip(trained, wanted, strict=True)
         ]
-        wrong = far(mine, wanted, self._tolerance(check.whole.outputs, held.used))
+        tolerances = (assembly.tolerance(t.dtype) for t in (*check.whole.outputs, *held.used))
+        wrong = far(mine, wanted, 10 * max(tolerances, default=1e-4))
         if not self._group.everywhere(not wrong, "agreement on gradients"):
             self._judge_rounding(check, gradients, wanted, wrong)
 
@@ -286,11 +268,7 @@ class Confirmation:
     def _judge_rounding(
         self, check: Check, gradients: Sequence[Any], wanted: Sequence[Any], wrong: dict[int, float]
     ) -> None:
-        """Whether gradients are off by what rounding does. A single try may show little: it flips a ReLU or not.
-
-        Raises:
-            NotDivided: They are off by more.
-        """
+        """Whether gradients are off by what rounding does. A single try may show little: it flips a ReLU or not."""
         noise = [0.0] * len(wanted)
         for times in NUDGES:
             noise = list(map(max, noise, self._rounding(check, gradients, wanted, times)))
@@ -307,27 +285,18 @@ class Confirmation:
     def _gradients(self, computed: Computed, gradients: Sequence[Any]) -> Found:
         """Of the parameters, from those of the outputs; None where there is none."""
         pairs = [(o, g) for o, g in zip(computed.outputs, gradients, strict=True) if g is not None and o.requires_grad]
-        outs, grads = [out for out, _ in pairs], [grad for _, grad in pairs]
-        return self._division.held.gradients(outs, grads, computed.leaves)
-
-    def _tolerance(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> float:
-        return 10 * max((assembly.tolerance(t.dtype) for t in (*outputs, *gradients)), default=1e-3)
+        return self._division.held.gradients([out for out, _ in pairs], [grad for _, grad in pairs], computed.leaves)
 
     def _rounding(self, check: Check, gradients: Sequence[Any], wanted: Sequence[Any], times: int) -> list[float]:
         """How far each gradient of one process moves when its parameters move by `times` their last bit.
 
         That is what rounding does all along a model; where it flips a ReLU, gradients of a deep one differ by 0.001.
         """
-        kept = ModuleState(self._division.module()), RandomStates()
         args, kwargs = map_tensors(torch.Tensor.detach, check.inputs)
         held = self._division.held
-        try:
-            with self.apart(), Silence().on(self._division.module()), held.nudged(times), held.in_whole() as leaves:
-                outputs = tensors_of(self._division.compute(*args, **kwargs))
-                found = self._gradients(Computed(outputs, leaves), gradients)
-        finally:
-            _restore(kept)
-        return _distances(found, wanted)
+        with self.trial(), held.nudged(times), held.in_whole() as leaves:
+            outputs = tensors_of(self._division.compute(*args, **kwargs))
+            return _distances(self._gradients(Computed(outputs, leaves), gradients), wanted)
 
 
 def _distances(found: Sequence[Any], wanted: Sequence[Any]) -> list[float]:
@@ -366,11 +335,6 @@ def _fits(rule: Rule, parts: list[torch.Tensor], wanted: torch.Tensor, share: Sh
     return assembly.is_close(assembly.put_together(rule, parts, share), wanted)
 
 
-def _restore(kept: tuple[ModuleState, RandomStates]) -> None:
-    for state in kept:
-        state.restore()
-
-
 def nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
     """The nodes of the graph that tensors were computed by, each once."""
     waiting, seen = [tensor.grad_fn for tensor in tensors], set[Any]()
@@ -382,7 +346,7 @@ def nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
             waiting += [following for following, _ in node.next_functions]
 
 
-def _stray(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor]) -> str:
+def _stray(outputs: Tensors, known: Tensors) -> str:
     """What of a graph is neither a parameter of the module nor an input; empty where there is nothing."""
     ids = {id(t) for t in known}
     for node in nodes_behind(outputs):

@@ -15,6 +15,8 @@ import torch
 
 from flatout.frameworks.pytorch.seams.trees import map_tensors
 
+Tensors = Sequence[torch.Tensor]
+
 MOST_GUESSES = 8
 """Places of the batch that are tried for one kind of call."""
 
@@ -30,22 +32,19 @@ def bounds(num: int, world: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where the batch lies in the inputs of a call.
-
-    Attributes:
-        dims: For each tensor of the inputs the dimension that counts samples; None for one that every rank gets whole.
-    """
+    """Where the batch lies in the inputs of a call."""
 
     dims: tuple[int | None, ...]
+    """For each tensor of the inputs the dimension that counts samples; None for one that every rank gets whole."""
 
-    def num_samples(self, tensors: Sequence[torch.Tensor]) -> int | None:
+    def num_samples(self, tensors: Tensors) -> int | None:
         """Samples of a call; None where its inputs do not agree on it."""
         found = {t.shape[dim] for t, dim in zip(tensors, self.dims, strict=True) if dim is not None and dim < t.dim()}
         short = any(dim is not None and dim >= t.dim() for t, dim in zip(tensors, self.dims, strict=True))
         return found.pop() if len(found) == 1 and not short else None
 
 
-def guesses(tensors: Sequence[torch.Tensor], world: int) -> list[Cut]:
+def guesses(tensors: Tensors, world: int) -> list[Cut]:
     """Where the batch may lie, the likeliest first; none where no dimension is long enough to be divided.
 
     >>> images, labels = torch.zeros(8, 3, 16, 16), torch.zeros(8)
@@ -64,7 +63,7 @@ def guesses(tensors: Sequence[torch.Tensor], world: int) -> list[Cut]:
     return found[:MOST_GUESSES]
 
 
-def _sizes(tensors: Sequence[torch.Tensor], world: int) -> list[int]:
+def _sizes(tensors: Tensors, world: int) -> list[int]:
     """Sizes that may count samples: those of most tensors first, and among them those of early dimensions."""
     rank_of: dict[int, tuple[int, int]] = {}
     for size in {size for t in tensors for size in t.shape if size >= world and size > 1}:
@@ -99,10 +98,7 @@ def entering(
 ) -> tuple[Any, Any, list[torch.Tensor]]:
     """Inputs of a call without what the script computed them from, and those that gradients are wanted of.
 
-    Args:
-        args: The call's.
-        kwargs: The call's.
-        changes: What each tensor of them enters as, in their order.
+    `changes`: what each tensor of them enters as, in their order.
     """
     next_change = iter(changes)
     entered: list[torch.Tensor] = []

@@ -8,8 +8,8 @@ Out: what the whole batch gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -18,12 +18,11 @@ from flatout.frameworks.pytorch.parallel import assembly, samples
 from flatout.frameworks.pytorch.parallel.assembly import Share
 from flatout.frameworks.pytorch.parallel.batch import DividedCall
 from flatout.frameworks.pytorch.parallel.confirmation import Confirmation
-from flatout.frameworks.pytorch.parallel.cuts import Cut
+from flatout.frameworks.pytorch.parallel.cuts import Cut, Tensors
 from flatout.frameworks.pytorch.parallel.gradients import Aliases
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.later_calls import Changes, LastCalls
 from flatout.frameworks.pytorch.parallel.module_calls import called_modules
-from flatout.frameworks.pytorch.parallel.outside_state import named_as_cause
 from flatout.frameworks.pytorch.parallel.protocol import Check, Held, Pattern, is_rare
 from flatout.frameworks.pytorch.parallel.refusal import FEWER_RANKS, ON_ONE_RANK, ChangesOutside, NotDivided
 from flatout.frameworks.pytorch.parallel.remembered import flags_of, skeleton
@@ -43,15 +42,10 @@ TOO_FEW = "has too few samples for"
 
 
 class Division:
-    """Divides the calls of one module.
+    """Divides the calls of one module, which are computed as the script and the engaged levers say (`compute`).
 
-    Args:
-        name: What the module is called.
-        module: Gives the module.
-        compute: Computes a call as the script and the engaged levers say.
-        group: All ranks.
-        refuse: Told what cannot be divided; it ends the run.
-        apart: Entered while a call is gone back through: modules that are called then are no calls of the script's.
+    `refuse` is told what cannot be divided, and ends the run. `apart` is entered while a call is gone back through:
+    modules that are called then are no calls of the script's.
     """
 
     samples_tell = True
@@ -63,14 +57,17 @@ class Division:
     ) -> None:  # fmt: skip
         self.name = name
         self.refuse, self.apart = refuse, apart
-        self.compare: Callable[[], None] = lambda: None
-        """Makes sure that ranks have not diverged."""
+        self.compare: Callable[[], bool] = lambda: False
+        """Makes sure that ranks have not diverged; whether rank 0's parameters were given to all."""
         self.module, self.compute, self.group = module, compute, group
-        self.sharing, self.replicas = group, self._sharing_a_batch(group)
+        self.sharing = group
+        self.replicas: Group | None = group if self.samples_tell else None
+        """Those that compute a part of the batch each; None where there are none."""
         self.held: Held = Aliases(module(), group)
         self.hold: Hold | None = None
         """How parameters are held once it is known how calls are divided; None: as they are."""
         self.confirmation = Confirmation(self)
+        self.trial = self.confirmation.trial
         self.changes, self.last = Changes(), LastCalls(self)
         self._num_changes = self._since = 0
         self._patterns: dict[tuple[Any, ...], Pattern] = {}
@@ -81,7 +78,7 @@ class Division:
         """Why a call was not divided."""
         self.remarks: list[str] = []
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, args: Any, kwargs: Any) -> Any:
         """The call's outputs for the whole batch."""
         try:
             self._since = 0
@@ -92,84 +89,60 @@ class Division:
         except NotDivided as problem:
             self.refuse(problem)
 
-    def _sharing_a_batch(self, group: Group) -> Group | None:
-        """Those that compute a part of the batch each; None where there are none."""
-        return group
-
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _called(self, args: Any, kwargs: Any) -> Any:
         self.held.renew()
         inputs = tensors_of((args, kwargs), unique=False)
         kind, shapes = self._kind(args, kwargs, inputs), tuple(t.shape for t in inputs)
         pattern, check = self._patterns.get(kind), None
         if pattern is None or self._is_due(pattern, shapes, args, kwargs):
             former = pattern
-            if self._is_too_small(former, inputs):
+            world = self.group.world
+            is_small = former is not None and (former.cut.num_samples(inputs) or 0) < world
+            if self.samples_tell and (is_small or all(max(t.shape, default=0) < world for t in inputs)):
                 self.why_whole = self.small(inputs)
                 return self._whole(args, kwargs)
             pattern, check = self.confirmed(args, kwargs, inputs, former)
             if former is not None:
                 pattern.follow(former)
-            self._note(pattern, shapes)
+            pattern.sizes.add(shapes)
+            pattern.num_changes, pattern.confirmed_at = self._num_changes, self.num_divided + self.num_whole + 1
             self._patterns[kind] = pattern
             if not self._weighs and any(rule.kind == "mean" for rule in pattern.rules or ()):
                 self._weighs = True
                 self._patterns = {self._kind(args, kwargs, inputs): pattern}
-        if self._stays_whole(pattern, inputs):
+        if self.samples_tell and self._stays_whole(pattern, inputs):
             return self._whole(args, kwargs)  # a small last batch: every rank computes all of it, with the same outcome
         self.num_divided += 1
         self.last.keep(kind, pattern, args, kwargs, is_confirmed=check is not None)
         return DividedCall(self, pattern, args, kwargs, check).made()
 
     def again(self, args: Any, kwargs: Any, pattern: Pattern) -> Check:
-        """Compute a former call both ways.
-
-        Raises:
-            NotDivided: It is not what the whole batch gives.
-        """
+        """Compute a former call both ways; or `NotDivided`."""
         self._since = pattern.confirmed_at
         return self.confirmed(args, kwargs, tensors_of((args, kwargs), unique=False), pattern)[1]
 
     def compare_gradients(self, check: Check, gradients: Sequence[Any]) -> None:
-        """Compare the gradients of a call that was computed both ways, by those of its outputs.
-
-        Raises:
-            NotDivided: They differ by more than rounding.
-        """
-        with self._divergence_told():
+        """Compare the gradients of a call that was computed both ways, by those of its outputs; or `NotDivided`."""
+        try:
             self.confirmation.check_gradients(check, gradients)
+        except NotDivided:
+            self.compare()  # where ranks have diverged, that is told
+            raise
 
-    def _note(self, pattern: Pattern, shapes: tuple[Any, ...]) -> None:
-        """A call was found to be what the whole batch gives."""
-        pattern.sizes.add(shapes)
-        pattern.num_changes, pattern.confirmed_at = self._num_changes, self.num_divided + self.num_whole + 1
-
-    def confirmed(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], former: Pattern | None
-    ) -> tuple[Pattern, Check]:
-        """How a call is divided, which is computed both ways.
-
-        Raises:
-            NotDivided: It is not what the whole batch gives.
-        """
+    def confirmed(self, args: Any, kwargs: Any, inputs: Tensors, former: Pattern | None) -> tuple[Pattern, Check]:
+        """How a call is divided, which is computed both ways; or `NotDivided`."""
         pattern, check = self._found(args, kwargs, inputs, former)
-        if former is not None and former.decided:  # one batch may tell less of it than an earlier one did
-            if pattern.decided and not former.is_alike(pattern):
-                raise self.refused("how its outputs make up those of the whole batch changes from call to call")
-            pattern.rules, pattern.decided = former.rules_with(pattern), True
         check.mine.fit(pattern.rules)
         return pattern, check
 
-    def _found(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], known: Pattern | None
-    ) -> tuple[Pattern, Check]:
+    def _found(self, args: Any, kwargs: Any, inputs: Tensors, known: Pattern | None) -> tuple[Pattern, Check]:
         """The first time it is found with parameters that are there at once, where guesses may raise."""
         if known is not None:
             try:
                 return self.confirmation.confirmed(args, kwargs, inputs, known)
-            except ChangesOutside:
-                raise
             except NotDivided:  # on all ranks alike; where they have diverged, that is the reason, or it is mended
-                self.compare()
+                if not self.compare():
+                    raise
                 return self.confirmation.confirmed(args, kwargs, inputs, known)
         if self.hold is None and self.holds_whole:
             return self.confirmation.confirmed(args, kwargs, inputs, None)
@@ -185,7 +158,7 @@ class Division:
         """Whether each rank has all parameters."""
         return isinstance(self.held, Aliases)
 
-    def _kind(self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    def _kind(self, args: Any, kwargs: Any, inputs: Tensors) -> tuple[Any, ...]:
         switches = skeleton((args, kwargs)), flags_of(self.module())
         ignoring = tuple(assembly.has_ignored(t) for t in inputs) if self._weighs else ()
         return (self.module().training, switches, ignoring, *((t.dim(), t.dtype, t.requires_grad) for t in inputs))
@@ -198,18 +171,9 @@ class Division:
             return True
         if shapes not in pattern.sizes and len(pattern.sizes) < NUM_CONFIRMED:
             return True
-        if not self.samples_tell or not samples.is_due(num):
-            return False
-        return not samples.agrees(self, self.confirmation.apart(), pattern, args, kwargs)
+        return self.samples_tell and samples.is_due(num) and not samples.agrees(self, pattern, args, kwargs)
 
-    def _is_too_small(self, pattern: Pattern | None, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether a call that is to be computed both ways cannot be divided."""
-        world = self.group.world
-        if pattern is not None and (pattern.cut.num_samples(inputs) or 0) < world:
-            return True
-        return all(max(t.shape, default=0) < world for t in inputs)
-
-    def _stays_whole(self, pattern: Pattern, inputs: Sequence[torch.Tensor]) -> bool:
+    def _stays_whole(self, pattern: Pattern, inputs: Tensors) -> bool:
         """Whether there are too few samples; or nothing of a rank's part counts, so that it has no way back."""
         num = pattern.cut.num_samples(inputs)
         if num is None:
@@ -220,31 +184,20 @@ class Division:
         share = Share.of(inputs, pattern.cut.dims, num, self.group.world)
         return any(not share.weight(rule, rank) for rule in means for rank in range(self.group.world))
 
-    def small(self, inputs: Sequence[torch.Tensor]) -> str:
+    def small(self, inputs: Tensors) -> str:
         """That a batch has fewer samples than there are ranks, as far as its first dimension tells."""
         num = next((t.shape[0] for t in inputs if t.dim()), None)
         if num is None:
             return f"`{self.name}` is called without a tensor"
         return f"a batch of {num} {TOO_FEW} {self.group.world} ranks" if num < self.group.world else ""
 
-    def _whole(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _whole(self, args: Any, kwargs: Any) -> Any:
         self.num_whole += 1
         if self.holds_whole:
             return self.compute(*args, **kwargs)
         inputs = tensors_of((args, kwargs), unique=False)
         every = Pattern(Cut((None,) * len(inputs)), None)
         return DividedCall(self, every, args, kwargs, None).made()
-
-    @contextmanager
-    def _divergence_told(self) -> Iterator[None]:
-        """What is refused within while ranks have diverged is told as that."""
-        try:
-            yield
-        except ChangesOutside:
-            raise
-        except NotDivided:
-            self.compare()
-            raise
 
     def refused(self, cause: str) -> NotDivided:
         """That calls of this module cannot be divided, and why."""
@@ -267,27 +220,16 @@ class ModelDivision(Division):
     return_memory: Callable[[], None] = staticmethod(lambda: None)
     """Called when a call was computed both ways, which took as much memory as one process and more."""
 
-    def _sharing_a_batch(self, group: Group) -> Group | None:
-        return None
-
-    def _is_too_small(self, pattern: Pattern | None, inputs: Sequence[torch.Tensor]) -> bool:
-        return False
-
-    def _stays_whole(self, pattern: Pattern, inputs: Sequence[torch.Tensor]) -> bool:
-        return False
-
-    def confirmed(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: Sequence[torch.Tensor], former: Pattern | None
-    ) -> tuple[Pattern, Check]:
+    def confirmed(self, args: Any, kwargs: Any, inputs: Tensors, former: Pattern | None) -> tuple[Pattern, Check]:
         """See `Division`."""
         known = self._cut(args, kwargs, inputs, former)
         if self.planner is not None:
             self.confirmation.begin(inputs, first=True)
-            with named_as_cause(self):
+            with self.confirmation.nothing_outside():
                 self.held, self.planner = self.planner(self, args, kwargs, known), None
         return self.confirmation.together(args, kwargs, inputs, known, first=former is None)
 
-    def _cut(self, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], former: Pattern | None) -> Pattern:
+    def _cut(self, args: Any, kwargs: Any, inputs: Tensors, former: Pattern | None) -> Pattern:
         """Where the batch is in a call; nowhere, where it stays whole."""
         whole = Pattern(Cut((None,) * len(inputs)), None)
         if former is not None and (former.rules is None or former.decided):

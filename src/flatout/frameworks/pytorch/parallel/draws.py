@@ -21,9 +21,7 @@ from flatout.frameworks.pytorch.parallel.assembly import Share
 from flatout.frameworks.pytorch.seams.random_states import TorchStates
 
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-
 OF_SHAPE = ("randn", "rand")
-OF_NUMBERS = ("randint",)
 OF_TENSORS = ("randn_like", "rand_like", "randint_like", "normal", "bernoulli", "poisson")
 IN_PLACE = ("normal_", "uniform_", "exponential_", "bernoulli_", "log_normal_", "cauchy_", "geometric_")
 
@@ -38,22 +36,16 @@ class Silence:
     @contextmanager
     def on(self, module: nn.Module) -> Iterator[None]:
         """Around a call of `module`."""
-        kept = {name: getattr(F, name) for name in (*DROPOUTS, "scaled_dot_product_attention")}
         recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase) and part.dropout]
-        rates = [part.dropout for part in recurrent]
-        for name in DROPOUTS:
-            setattr(F, name, self._passed_by)
-        F.scaled_dot_product_attention = self._attention(kept["scaled_dot_product_attention"])
-        for part in recurrent:
-            self.broken = self.broken or part.training
-            part.dropout = 0.0
-        try:
+        replaced: list[tuple[Any, str, Any]] = [(F, name, self._passed_by) for name in DROPOUTS]
+        replaced += [(F, "scaled_dot_product_attention", self._attention(F.scaled_dot_product_attention))]
+        replaced += [(part, "dropout", 0.0) for part in recurrent]
+        self.broken = self.broken or any(part.training for part in recurrent)
+        with ExitStack() as stack:
+            for holder, name, new in replaced:
+                stack.callback(setattr, holder, name, getattr(holder, name))
+                setattr(holder, name, new)
             yield
-        finally:
-            for name, function in kept.items():
-                setattr(F, name, function)
-            for part, rate in zip(recurrent, rates, strict=True):
-                part.dropout = rate
 
     def _passed_by(
         self, input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -75,10 +67,7 @@ class Silence:
 class Noise:
     """Draws for the whole batch, of which a rank takes its part.
 
-    Args:
-        share: What of it each rank has.
-        rank: This one.
-        parameters: Of the module: noise of such a shape is that of a weight, unless it has just the part's samples.
+    Noise of the shape of one of the parameters is that of a weight, unless it has just the part's samples.
     """
 
     def __init__(self, share: Share, rank: int, parameters: Iterable[torch.Tensor]) -> None:
@@ -92,7 +81,7 @@ class Noise:
     def on(self) -> Iterator[None]:
         """Around a call of the rank's part."""
         replaced = (
-            (torch, OF_SHAPE, self._of_shape), (torch, OF_NUMBERS, self._of_numbers),
+            (torch, OF_SHAPE, self._of_shape), (torch, ("randint",), self._of_numbers),
             (torch, OF_TENSORS, self._of_tensors), (torch.Tensor, IN_PLACE, self._in_place),
         )  # fmt: skip
         with ExitStack() as stack:
@@ -113,8 +102,6 @@ class Noise:
             return draw(plain, *given, **named)
 
         return drawn
-
-    # -- shapes --------------------------------------------------------------------------------------------------
 
     def _whole(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int, int] | None:
         """The shape for the whole batch, the dimension that counts samples and how often; None where none does."""
@@ -139,8 +126,6 @@ class Noise:
         finally:
             self._within = False
 
-    # -- functions -----------------------------------------------------------------------------------------------
-
     def _of_shape(self, plain: Any, *size: Any, requires_grad: bool = False, **named: Any) -> torch.Tensor:
         shape = named.pop("size", size[0] if len(size) == 1 and isinstance(size[0], list | tuple) else size)
         found = self._through(lambda new: plain(*new, **named), tuple(map(int, shape)))
@@ -159,21 +144,20 @@ class Noise:
         mine = tuple(first.shape)
 
         def draw(shape: tuple[int, ...]) -> torch.Tensor:
-            spread = {name: self._spread(one, mine, shape) for name, one in named.items()}
-            found: torch.Tensor = plain(*(self._spread(one, mine, shape) for one in given), **spread)
-            return found
+            def spread(value: Any) -> Any:
+                """Parameters for the whole batch with this rank's in their place."""
+                if not isinstance(value, torch.Tensor) or tuple(value.shape) != mine or mine == shape:
+                    return value
+                found = self._whole(mine)
+                assert found is not None
+                wide = value.new_zeros(shape)
+                self._mine(wide, found[1], found[2]).copy_(value)
+                return wide
+
+            drawn: torch.Tensor = plain(*map(spread, given), **{name: spread(one) for name, one in named.items()})
+            return drawn
 
         return self._through(draw, mine).requires_grad_(requires_grad)
-
-    def _spread(self, value: Any, mine: tuple[int, ...], whole: tuple[int, ...]) -> Any:
-        """Parameters for the whole batch with this rank's in their place."""
-        if not isinstance(value, torch.Tensor) or tuple(value.shape) != mine or mine == whole:
-            return value
-        found = self._whole(mine)
-        assert found is not None
-        spread = value.new_zeros(whole)
-        self._mine(spread, found[1], found[2]).copy_(value)
-        return spread
 
     def _in_place(self, plain: Any, tensor: torch.Tensor, *rest: Any, **named: Any) -> Any:
         return tensor.copy_(self._of_tensors(plain, tensor.detach(), *rest, **named))

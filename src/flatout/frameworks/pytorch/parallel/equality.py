@@ -9,11 +9,12 @@ calls made. Out: the same on every rank, or what differs.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
+from flatout.frameworks.pytorch.parallel.cuts import Tensors
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
@@ -48,10 +49,9 @@ def make_equal(module: nn.Module, group: Group) -> list[str]:
     return told
 
 
-def same_batch(tensors: Sequence[torch.Tensor], group: Group) -> bool:
+def same_batch(tensors: Tensors, group: Group) -> bool:
     """Whether all ranks call the model with the same inputs."""
-    found = group.objects(_digest(tensors), "comparison of batches")
-    return all(one == found[0] for one in found)
+    return len(set(group.objects(_digest(tensors), "comparison of batches"))) == 1
 
 
 FIRST_AT, MOST_BETWEEN = 20, 160
@@ -68,30 +68,23 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class RunningCheck:
     """Compares ranks as they go on."""
 
-    def __init__(self, group: Group, parameters: Callable[[], Sequence[torch.Tensor]]) -> None:
+    def __init__(self, group: Group, parameters: Callable[[], Tensors]) -> None:
         self._group, self._parameters = group, parameters
         self.num_calls = self.num_mended = 0
         """Of the latter: comparisons after which rank 0's parameters were given to all."""
         self._next_at = FIRST_AT
 
     def called(self) -> None:
-        """A divided call is about to be made; at those that all ranks agree on they are compared.
-
-        Raises:
-            NotDivided: They have diverged.
-        """
+        """A divided call is about to be made; at those that all ranks agree on they are compared; or `NotDivided`."""
         self.num_calls += 1
         if self.num_calls >= self._next_at:
             self.compare()
 
-    def compare(self) -> None:
-        """Compare ranks now; all of them are at the same call.
-
-        Raises:
-            NotDivided: They have diverged.
-        """
+    def compare(self) -> bool:
+        """Compare ranks at the same call; whether rank 0's parameters were given to all; or `NotDivided`."""
         parameters = self._parameters()
-        mine = torch.tensor([_bits(parameters), _generator()], dtype=torch.float64)
+        generator = zlib.crc32(torch.get_rng_state().numpy().tobytes())  # where it stands
+        mine = torch.tensor([_bits(parameters), generator], dtype=torch.float64)
         rows = self._group.gather(mine, "comparison of ranks")
         is_same = (rows == rows[0]).all(0).tolist()
         if not is_same[0]:
@@ -99,9 +92,11 @@ class RunningCheck:
         if not is_same[1]:
             raise self._diverged("their random numbers", "something draws on some ranks and not on others")
         self._next_at = self.num_calls + min(max(self.num_calls, FIRST_AT), MOST_BETWEEN)
+        return not is_same[0]
 
-    def _mend(self, parameters: Sequence[torch.Tensor]) -> None:
-        norms = self._group.gather(torch.tensor([_norm(parameters)], dtype=torch.float64), "norms of parameters")
+    def _mend(self, parameters: Tensors) -> None:
+        norm = sum(float(one.detach().double().norm()) for one in parameters if not one.is_complex())
+        norms = self._group.gather(torch.tensor([norm], dtype=torch.float64), "norms of parameters")
         spread = float((norms.max() - norms.min()) / norms.abs().max().clamp_min(1e-30))
         if not spread <= ROUNDING:  # also where it is no number
             raise self._diverged("their parameters", f"the norms of parameters differ by {spread:.1g}")
@@ -117,7 +112,7 @@ class RunningCheck:
         )
 
 
-def _bits(tensors: Sequence[torch.Tensor]) -> float:
+def _bits(tensors: Tensors) -> float:
     """The bits of all tensors, summed up in each and put together."""
     sums = []
     for tensor in tensors:
@@ -125,13 +120,3 @@ def _bits(tensors: Sequence[torch.Tensor]) -> float:
             words = tensor.detach().contiguous().view(-1).view(_WORDS[min(tensor.element_size(), 8)])
             sums.append(words.sum(dtype=words.dtype))  # what runs over is of no matter, and this is the fastest sum
     return float(hash(tuple(int(one) for one in sums)) % (1 << 53))
-
-
-def _norm(tensors: Sequence[torch.Tensor]) -> float:
-    """The sum of the norms of all tensors."""
-    return sum(float(one.detach().double().norm()) for one in tensors if not one.is_complex())
-
-
-def _generator() -> float:
-    """Where PyTorch's generator stands, as a number."""
-    return float(zlib.crc32(torch.get_rng_state().numpy().tobytes()))

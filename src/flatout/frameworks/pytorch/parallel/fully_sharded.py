@@ -32,22 +32,17 @@ FEWEST_BYTES = 1 << 20
 
 
 def units(module: nn.Module, called: Collection[int]) -> list[nn.Module]:
-    """The parts of a module that are gathered by themselves; the rest goes with the module.
-
-    Args:
-        module: The model.
-        called: Identities of the modules that are called in one of its calls; others are read from outside.
-    """
+    """The parts of a module that are gathered by themselves, of those that are called; the rest goes with it."""
     blocks = [block for group in repeated_blocks(module) for block in group]
     found = [block for block in blocks if id(block) in called]
-    found += _others(module, {id(inner) for block in found for inner in block.modules()}, num_bytes(module), called)
+    found += _others(module, {id(inner) for block in found for inner in block.modules()}, _num_bytes(module), called)
     return [one for one in found if one is not module and not _shares(one, module)]
 
 
 def _others(module: nn.Module, taken: Collection[int], whole: int, called: Collection[int]) -> Iterator[nn.Module]:
     for child in module.children():
         inner = [one for one in child.modules() if id(one) in taken]
-        size = num_bytes(child)
+        size = _num_bytes(child)
         if id(child) in taken or size < FEWEST_BYTES:
             continue
         if not inner and size <= MOST_SHARE * whole and id(child) in called:
@@ -56,8 +51,7 @@ def _others(module: nn.Module, taken: Collection[int], whole: int, called: Colle
             yield from _others(child, taken, whole, called)
 
 
-def num_bytes(module: nn.Module) -> int:
-    """Memory of a module's parameters."""
+def _num_bytes(module: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
@@ -76,14 +70,7 @@ device_mesh: Any = torch.distributed.device_mesh
 
 
 class Mesh:
-    """The ranks in rows, which share a parameter's rows; the columns hold copies of each other.
-
-    Args:
-        group: All ranks.
-        device: Kind of device, for example `cpu`.
-        sharing: The ranks that share a parameter with this one.
-        copies: Those that hold what it holds; None where all ranks share.
-    """
+    """The ranks: those that share a parameter with this one, and those that hold copies, None where all ranks share."""
 
     def __init__(self, group: Group, device: torch.device, sharing: Group, copies: Group | None) -> None:
         self.sharing = sharing

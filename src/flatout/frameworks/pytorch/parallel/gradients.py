@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flatout.frameworks.pytorch.parallel.cuts import Tensors
 from flatout.frameworks.pytorch.parallel.group import Group, dist
 from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
 from flatout.frameworks.pytorch.parallel.stand_ins import StandIns
@@ -71,12 +72,7 @@ class NarrowSums:
 
 
 class Summing:
-    """Sums the gradients of some leaves.
-
-    Args:
-        leaves: At least one, in the order of their use: gradients come in the reverse one.
-        group: All ranks.
-    """
+    """Sums the gradients of some leaves, at least one, in the order of their use: gradients come in the reverse one."""
 
     def __init__(self, leaves: Sequence[nn.Parameter], group: Group) -> None:
         self._leaves, self._group = leaves, group
@@ -101,14 +97,8 @@ class Summing:
         if self._narrow is not None:
             dist._register_comm_hook(self._reducer, None, self._narrow.begin)
 
-    def gone_back(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
-        """Go back from outputs: the mean over ranks of the gradients of the leaves.
-
-        Args:
-            outputs: What was computed from the leaves here.
-            gradients: Theirs.
-            keep: Whether the graph is gone through again.
-        """
+    def gone_back(self, outputs: Tensors, gradients: Tensors, *, keep: bool) -> Found:
+        """Go back from outputs that were computed here: the mean over ranks of the gradients of the leaves."""
         if self._narrow is not None:
             self._narrow.forget()
         with self._group.named(SUM_OF_GRADIENTS, waiting=False):
@@ -118,27 +108,21 @@ class Summing:
                 torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
         with self._group.named(SUM_OF_GRADIENTS):  # what the way back has not hidden
             unused = [leaf for leaf in self._leaves if leaf.grad is None]
-            zeros = [torch.zeros_like(leaf) for leaf in unused]
-            torch.autograd.backward([self._uses, *unused], [self._all_used if not unused else self._flags(), *zeros])
+            flags = self._all_used
+            if unused:  # 1 for each leaf that has a gradient, else 0
+                flags = flags.new_tensor([leaf.grad is not None for leaf in self._leaves])
+            torch.autograd.backward([self._uses, *unused], [flags, *map(torch.zeros_like, unused)])
             if self._narrow is not None:
                 self._narrow.end()
-        nowhere = self._used_nowhere() if unused else frozenset()
-        found = [None if place in nowhere else leaf.grad for place, leaf in enumerate(self._leaves)]
+        assert self._uses.grad is not None
+        shares = self._uses.grad.tolist() if unused else [1.0] * len(self._leaves)
+        found = [leaf.grad if share else None for leaf, share in zip(self._leaves, shares, strict=True)]
         for leaf in (*self._leaves, self._uses):
             leaf.grad = None
         return found
 
-    def _flags(self) -> torch.Tensor:
-        """1 for each leaf that has a gradient, else 0."""
-        return self._all_used.new_tensor([leaf.grad is not None for leaf in self._leaves])
 
-    def _used_nowhere(self) -> frozenset[int]:
-        """The leaves that have got zeros on all ranks."""
-        assert self._uses.grad is not None
-        return frozenset(place for place, share in enumerate(self._uses.grad.tolist()) if not share)
-
-
-def summed_in_buckets(tensors: Sequence[torch.Tensor], group: Group, name: str) -> Iterator[torch.Tensor]:
+def summed_in_buckets(tensors: Tensors, group: Group, name: str) -> Iterator[torch.Tensor]:
     """Sums over ranks, several tensors in one exchange."""
     bucket: list[torch.Tensor] = []
     most = group.communication.limits[1]
@@ -148,23 +132,12 @@ def summed_in_buckets(tensors: Sequence[torch.Tensor], group: Group, name: str) 
         following = tensors[number + 1] if number + 1 < len(tensors) else None
         is_full = sum(one.numel() * one.element_size() for one in bucket) >= most
         if following is None or is_full or (following.dtype, following.device) != (tensor.dtype, tensor.device):
-            yield from _cut(_summed(torch.cat([one.reshape(-1) for one in bucket]), group, name), bucket)
+            flat = torch.cat([one.reshape(-1) for one in bucket])
+            sent = group.communication.to_send(flat) if group.communication.narrows(flat.dtype) else flat
+            whole = group.sum(sent, name).to(flat.dtype).split([one.numel() for one in bucket])
+            yield from (one.view(like.shape).clone() for one, like in zip(whole, bucket, strict=True))
             bucket, num_buckets = [], num_buckets + 1
     group.communication.num_buckets = max(group.communication.num_buckets, num_buckets)
-
-
-def _summed(flat: torch.Tensor, group: Group, name: str) -> torch.Tensor:
-    """The sum over ranks: in place, or of what is sent in its place."""
-    if not group.communication.narrows(flat.dtype):
-        return group.sum(flat, name)
-    return group.sum(group.communication.to_send(flat), name).to(flat.dtype)
-
-
-def _cut(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    start = 0
-    for one in like:
-        yield flat[start : start + one.numel()].view(one.shape).clone()
-        start += one.numel()
 
 
 class Aliases(Held):
@@ -177,14 +150,12 @@ class Aliases(Held):
         self._group = group
         self._summings: dict[tuple[bool, ...], Summing] = {}
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """See `Held`."""
-        return self._stand_ins.parameters
+        self.parameters = self._stand_ins.parameters
 
     def renew(self) -> None:
         """See `Held`."""
         if self._stand_ins.renew():
+            self.parameters = self._stand_ins.parameters
             self._summings.clear()
 
     @property
@@ -211,7 +182,7 @@ class Aliases(Held):
         """See `Held`."""
         self._summings.clear()
 
-    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
+    def backward(self, outputs: Tensors, gradients: Tensors, *, keep: bool) -> Found:
         """See `Held`.
 
         The reducer takes the mean over ranks. A hook of ours in its place would run in a thread that may still need
@@ -221,13 +192,9 @@ class Aliases(Held):
             if outputs:
                 torch.autograd.backward(outputs, gradients, retain_graph=keep)
             return [None for _ in self.parameters]
-        summed = iter(self._summing().gone_back(outputs, gradients, keep=keep))
-        return [next(summed) if parameter.requires_grad else None for parameter in self.parameters]
-
-    def _summing(self) -> Summing:
-        """What sums the gradients of those that are trained now: a script may switch some off and on again."""
-        trained = tuple(parameter.requires_grad for parameter in self.parameters)
+        trained = [parameter.requires_grad for parameter in self.parameters]  # some may be switched off and on
         which = (*trained, self._group.communication.in_bf16)
         if which not in self._summings:
             self._summings[which] = Summing(self.used, self._group)
-        return self._summings[which]
+        summed = iter(self._summings[which].gone_back(outputs, gradients, keep=keep))
+        return [next(summed) if is_trained else None for is_trained in trained]

@@ -16,7 +16,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -33,26 +33,21 @@ if TYPE_CHECKING:
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """Source: `torch.nn.parallel.DistributedDataParallel`, its defaults."""
 
-EVERYTHING_BYTES = 1 << 46
-"""A bucket of this size holds any model."""
+EVERYTHING_BYTES = 1 << 46  # a bucket of this size holds any model
 
 
 class Communication:
-    """What all sums of gradients of a run have in common.
-
-    Attributes:
-        bucket_bytes: Size of the buckets; 0 for a single one, None for PyTorch's own sizes.
-        in_bf16: Whether float32 gradients are sent and summed as bfloat16.
-        num_buckets: Buckets of the model that has most of them.
-        num_bytes: Bytes of gradients that were to be summed as bfloat16.
-        num_sent_bytes: Bytes as which they were sent.
-    """
+    """What all sums of gradients of a run have in common."""
 
     def __init__(self) -> None:
         self.bucket_bytes: int | None = None
+        """Size of the buckets; 0 for a single one, None for PyTorch's own sizes."""
         self.in_bf16 = False
+        """Whether float32 gradients are sent and summed as bfloat16."""
         self.num_buckets = 0
+        """Of the model that has most of them."""
         self.num_bytes = self.num_sent_bytes = 0
+        """Of gradients that were to be summed as bfloat16, and as which they were sent."""
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -109,11 +104,11 @@ class Group:
         self.rank, self.world = me.rank, me.world
         self.name, self.ranks = "world", list(range(me.world))
         self.communication = Communication()  # of groups of some ranks as well
-        limit = timedelta(seconds=limit_s)
-        with _quiet():
-            store = dist.TCPStore(me.host, me.port, me.world, is_master=False, timeout=limit)
+        self.limit = timedelta(seconds=limit_s)
+        """How long an exchange may take."""
+        with warnings.catch_warnings(action="ignore"):
+            store = dist.TCPStore(me.host, me.port, me.world, is_master=False, timeout=self.limit)
         self.store = dist.PrefixStore("flatout", store)
-        self._limit = limit
         self._processes: Any = None
         self._has_cuda = False
         self._last: list[torch.Tensor] = []
@@ -127,22 +122,24 @@ class Group:
 
     @property
     def processes(self) -> Any:
-        """The process group; made when it is needed first, which all ranks wait for."""
+        """The process group, with gloo for the CPU; made when it is needed first, which all ranks wait for."""
         self._keep_children_out()
         if self._processes is None:
             self.page.begin("meeting of all ranks")
-            self._processes = _process_group(self)
+            options = dist.ProcessGroupGloo._Options()
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=_own_address(self.me))]
+            options._timeout = self.limit
+            backend = dist.ProcessGroupGloo(self.store, self.rank, self.world, options)
+            self._processes = dist.ProcessGroup(self.store, self.rank, self.world)
+            kind = dist.ProcessGroup.BackendType.GLOO
+            self._processes._register_backend(torch.device("cpu"), kind, backend)
+            self._processes._set_default_backend(kind)
             self.page.end(waiting=True)
         return self._processes
 
     def _keep_children_out(self) -> None:
         if os.getpid() != self._pid:
             self.on_child()
-
-    @property
-    def limit(self) -> timedelta:
-        """How long an exchange may take."""
-        return self._limit
 
     def of_ranks(self, name: str, ranks: list[int]) -> Group:
         """Some of the ranks, this one among them, as a group of its own."""
@@ -161,7 +158,8 @@ class Group:
         begun to end, and the process aborts with it.
         """
         until_s = time.monotonic() + LETTING_GO_S
-        while any(_num_holders(tensor) > 1 for tensor in self._last) and time.monotonic() < until_s:
+        last: list[Any] = self._last  # how many hold a tensor is not known to type checkers
+        while any(tensor._use_count() > 1 for tensor in last) and time.monotonic() < until_s:
             time.sleep(0.001)
         self._last.clear()
         self._processes = None
@@ -179,11 +177,7 @@ class Group:
         return pickle.loads(self.store.get(name))
 
     def serve(self, device: torch.device) -> None:
-        """Make sure that tensors of this device can be exchanged.
-
-        Raises:
-            RuntimeError: The build of PyTorch has no NCCL.
-        """
+        """Make sure that tensors of this device can be exchanged."""
         if device.type == "cuda" and not self._has_cuda:
             backend = dist.ProcessGroupNCCL(
                 dist.PrefixStore("nccl", self.store), self.rank, self.world, dist.ProcessGroupNCCL.Options()
@@ -195,35 +189,26 @@ class Group:
 
     @contextmanager
     def named(self, name: str, *, waiting: bool = True) -> Iterator[None]:
-        """What is exchanged within has this name; what breaks is told of. `waiting`: nothing is computed beside it.
-
-        Raises:
-            Lost: It broke.
-        """
+        """What is exchanged within has this name; `Lost` where it breaks. `waiting`: nothing is computed beside it."""
         self._keep_children_out()
         self.page.begin(name)
+        observer = self.observer if waiting else None
+        if observer is not None and not (observer.is_deep and get_ident() == observer.calls.thread):
+            observer = None  # a part of the step, in the thread whose steps are taken apart
+        if observer is not None:
+            observer.push("communication")
         try:
-            with self._observed() if waiting else nullcontext():
-                yield
+            yield
             self.page.end(waiting=waiting)
         except (RuntimeError, ValueError) as problem:
-            lost = Lost(f"{name}: {str(problem).splitlines()[0] if str(problem) else type(problem).__name__}")
+            text = str(problem).partition("\n")[0]
+            lost = Lost(f"{name}: {text or type(problem).__name__}")
             if self.on_lost is not None:
                 self.on_lost(lost)
             raise lost from problem
-
-    @contextmanager
-    def _observed(self) -> Iterator[None]:
-        """A part of the step, in the thread whose steps are taken apart."""
-        observer = self.observer
-        if observer is None or not observer.is_deep or get_ident() != observer.calls.thread:
-            yield
-            return
-        observer.push("communication")
-        try:
-            yield
         finally:
-            observer.pop("communication")
+            if observer is not None:
+                observer.pop("communication")
 
     def gather(self, mine: torch.Tensor, name: str) -> torch.Tensor:
         """The same tensor of every rank, stacked: (..., ) becomes (world, ...)."""
@@ -272,8 +257,10 @@ class Group:
         """The tensor of rank `source`, in place."""
         self.serve(tensor.device)
         self.keep(tensor)
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = source, 0
         with self.named(name):
-            self.processes.broadcast([tensor], _from(source)).wait()
+            self.processes.broadcast([tensor], options).wait()
         return tensor
 
     def everywhere(self, holds: bool, name: str) -> bool:
@@ -289,9 +276,7 @@ class Group:
         """Any value of each rank, in order of ranks; a rank that met with another exchange ends, as gloo has it."""
         text = torch.frombuffer(bytearray(pickle.dumps((name, mine))), dtype=torch.uint8)
         sizes = self.gather(torch.tensor([text.numel()]), name).view(-1)
-        padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
-        padded[: text.numel()] = text
-        rows = self.gather(padded, name)
+        rows = self.gather(lengthened(text, int(sizes.max()), 0), name)
         try:
             found = [pickle.loads(bytes(row[:size].numpy())) for row, size in zip(rows, sizes.tolist(), strict=True)]
             names = {one[0] for one in found}
@@ -324,10 +309,8 @@ def padded(num_bytes: int) -> int:
 
 def packed(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Tensors of any shapes and types as one row of bytes."""
-    rows = [as_bytes(one).to(device) for one in tensors]
-    return torch.cat(
-        [torch.empty(0, dtype=torch.uint8, device=device), *(lengthened(r, padded(len(r)), 0) for r in rows)]
-    )
+    rows = [torch.empty(0, dtype=torch.uint8, device=device), *(as_bytes(one).to(device) for one in tensors)]
+    return torch.cat([lengthened(row, padded(len(row)), 0) for row in rows])
 
 
 def unpacked(row: torch.Tensor, kinds: Sequence[tuple[Sequence[int], torch.dtype]]) -> list[torch.Tensor]:
@@ -340,23 +323,6 @@ def unpacked(row: torch.Tensor, kinds: Sequence[tuple[Sequence[int], torch.dtype
     return found
 
 
-def _num_holders(tensor: Any) -> int:
-    """How many hold a tensor: Python, and threads that still exchange it."""
-    return int(tensor._use_count())
-
-
-def _process_group(of: Group) -> Any:
-    """A process group with gloo for the CPU; it is nobody's default."""
-    group = dist.ProcessGroup(of.store, of.rank, of.world)
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=_own_address(of.me))]
-    options._timeout = of.limit
-    backend = dist.ProcessGroupGloo(of.store, of.rank, of.world, options)
-    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    return group
-
-
 def _own_address(me: RankPlace) -> str:
     """The address of this machine that leads to where ranks meet; nothing is sent to find it."""
     if me.local_world == me.world:
@@ -365,17 +331,3 @@ def _own_address(me: RankPlace) -> str:
     with socket.socket(family, kind, number) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
-
-
-def _from(source: int) -> Any:
-    options = dist.BroadcastOptions()
-    options.rootRank = source
-    options.rootTensor = 0
-    return options
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,17 +19,20 @@ from torch import nn
 from flatout.frameworks.pytorch.parallel.cuts import entering
 from flatout.frameworks.pytorch.parallel.group import Lost
 from flatout.frameworks.pytorch.parallel.outside_state import OutsideState, copied_safely, is_same
-from flatout.frameworks.pytorch.parallel.protocol import Dividing, Pattern
+from flatout.frameworks.pytorch.parallel.protocol import Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.remembered import SIMPLE
 from flatout.frameworks.pytorch.seams.module_state import INTERNAL
 
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.parallel.division import Division
+
 _WITHIN = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 Kept = list[tuple[dict[Any, Any], dict[Any, Any]]]
 
 
 class Changes:
-    """Of one module."""
+    """What the script changes of one module between its calls."""
 
     def __init__(self) -> None:
         self._dicts: Kept = []
@@ -44,8 +47,8 @@ class Changes:
             fields = [vars(part) for part in module.modules()]
             dicts = [live for own in fields for live in (own, *map(own.get, _WITHIN)) if isinstance(live, dict)]
             self._dicts = [(live, live.copy()) for live in dicts]
-            found = [one for own in fields for name, one in own.items() if name not in INTERNAL]
-            self._values = [(one, None) for one in {id(one): one for one in found}.values() if type(one) not in _SIMPLE]
+            found = {id(one): one for own in fields for name, one in own.items() if name not in INTERNAL}
+            self._values = [(one, None) for one in found.values() if one is not None and type(one) not in SIMPLE]
         self._outside = self._outside or OutsideState(module)
         self._values = [(value, copied_safely(value)) for value, _ in self._values]
         self._seen = self._outside.seen()
@@ -63,9 +66,8 @@ class Changes:
             if name not in live or name not in before or not _is_equal(live[name], before[name])
         ]
         places += [id(value) for value, before in self._values if not _is_one(before, copied_safely(value))]
-        if self._outside is not None:
-            pairs = zip(self._seen, self._outside.seen(), strict=True)
-            places += [place for place, pair in enumerate(pairs) if not _is_one(*pair)]
+        pairs = zip(self._seen, self._outside.seen() if self._outside is not None else (), strict=True)
+        places += [place for place, pair in enumerate(pairs) if not _is_one(*pair)]
         self._num_changes.update(places)
         return any(self._num_changes[place] & (self._num_changes[place] - 1) == 0 for place in places)
 
@@ -91,7 +93,7 @@ def _is_one(before: Any, after: Any) -> bool:
     return is_same(before, after) and is_same(after, before)
 
 
-def _put(contents: Iterable[tuple[dict[Any, Any], dict[Any, Any]]]) -> None:
+def _put(contents: Kept) -> None:
     for live, content in contents:
         if not _is_equal(live, content):
             live.clear()
@@ -105,7 +107,7 @@ MOST_KEPT = 4
 class LastCalls:
     """The calls of a module that came after the last confirmed one of their kind. While there are any, it stays."""
 
-    def __init__(self, division: Dividing) -> None:
+    def __init__(self, division: Division) -> None:
         self._division = division
         self.kept: dict[Any, tuple[Any, ...]] = {}
 
@@ -114,20 +116,20 @@ class LastCalls:
         self.kept.pop(kind, None)
         if not is_confirmed:
             module = self._division.module()
+            device = next(module.parameters()).device.type
+            autocast = torch.autocast(
+                device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device)
+            )
             args, kwargs, _ = entering(args, kwargs, itertools.repeat(lambda whole: whole))  # without their graphs
-            self.kept[kind] = pattern, args, kwargs, _autocast(next(module.parameters()).device.type), module
-        while len(self.kept) > MOST_KEPT:
-            self._confirm(*self.kept.pop(next(iter(self.kept))))
+            self.kept[kind] = pattern, args, kwargs, autocast, module
+        self.confirm(MOST_KEPT)
 
-    def confirm(self) -> None:
-        """Confirm those that are left.
-
-        Raises:
-            NotDivided: One of them is not what one process computes.
-        """
-        while self.kept:
+    def confirm(self, num_left: int = 0) -> None:
+        """Confirm all but so many, the oldest first; or `NotDivided`."""
+        while len(self.kept) > num_left:
             self._confirm(*self.kept.pop(next(iter(self.kept))))
-        self._division.changes = Changes()
+        if not num_left:
+            self._division.changes = Changes()
 
     def _confirm(self, pattern: Pattern, args: Any, kwargs: Any, autocast: AbstractContextManager[Any], _: Any) -> None:
         division = self._division
@@ -150,7 +152,3 @@ def _made_up(output: torch.Tensor) -> torch.Tensor:
     """A gradient for an output; one like the output itself would vanish where that is normalised."""
     waves = torch.arange(output.numel(), device=output.device, dtype=torch.float32).sin_()
     return waves.view(output.shape).to(output.dtype)
-
-
-def _autocast(device: str) -> AbstractContextManager[Any]:
-    return torch.autocast(device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device))

@@ -36,12 +36,7 @@ def called_modules() -> Iterator[set[int]]:
 
 
 class ParameterReads(TorchFunctionMode):
-    """Within, it is told what is computed with.
-
-    Args:
-        parameters: Identities of those that count.
-        read: Told the identity of one that a function was given.
-    """
+    """Within, `read` is told the identity of parameters of some that a function is given."""
 
     def __init__(self, parameters: Collection[int], read: Callable[[int], None]) -> None:
         super().__init__()
@@ -114,40 +109,29 @@ FLOPS_PER_PARAMETER = 100
 
 @dataclass(slots=True)
 class Made:
-    """One call of a module.
-
-    Attributes:
-        module: It.
-        begin: When it began.
-        inputs: Positional and named arguments, the very objects.
-        outer: The calls around it, by when they began.
-        value: What it returned.
-        end: When it ended: calls that began before are within it.
-    """
+    """One call of a module, with positional and named arguments, the very objects."""
 
     module: nn.Module
     begin: int
     inputs: tuple[Any, Any]
     outer: tuple[int, ...]
+    """The calls around it, by when they began."""
     value: Any = None
     end: int = 0
+    """When it ended: calls that began before are within it."""
 
 
 class Timeline:
-    """A call of a module.
-
-    Attributes:
-        module: It.
-        calls: Of modules within it, in the order in which they began.
-        reads: Of each parameter, by identity: when it was computed with, and within which calls.
-        costs: What was computed at each time, in floating-point operations.
-    """
+    """A call of a module."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.calls: list[Made] = []
+        """Of modules within it, in the order in which they began."""
         self.reads: dict[int, set[tuple[int, tuple[int, ...]]]] = {}
+        """Of each parameter, by identity: when it was computed with, and within which calls."""
         self.costs: list[float] = [0.0]
+        """What was computed at each time, in floating-point operations."""
         self._within: list[int] = []
 
     def watch(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:

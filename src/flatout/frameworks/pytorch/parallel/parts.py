@@ -7,12 +7,14 @@ parameters held in parts, whole ones where they are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
 
+from flatout.frameworks.pytorch.parallel.cuts import Tensors
 from flatout.frameworks.pytorch.parallel.gradients import summed_in_buckets
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
@@ -21,16 +23,10 @@ from flatout.frameworks.pytorch.parallel.stand_ins import StandIns, Swaps, refus
 
 
 class Parts(Held):
-    """The parameters of one module, parts of some of them.
+    """The parameters of one module, parts of some of them; they are cut now, as `placements` says by their identity.
 
-    Args:
-        module: Its parameters are cut now.
-        group: All ranks.
-        placements: How parameters are cut, by their identity; the others are whole on every rank, and all ranks compute
-            the same with them.
-        partial: Those of the others, by identity, whose gradients are sums over ranks: each computes with some of the
-            model's layers or positions.
-        are_alike: Whether all ranks compute with the same parameters, or parts of them, in each call.
+    `partial`: those of the others whose gradients are sums over ranks: each computes with some of the model's layers
+    or positions. `are_alike`: whether all ranks compute with the same parameters, or parts of them, in each call.
     """
 
     def __init__(
@@ -44,23 +40,17 @@ class Parts(Held):
             if cut is not None:
                 with torch.no_grad():
                     part = cut.mine(parameter.detach()).clone(memory_format=torch.contiguous_format)
-                take_place(parameter, part, cut, None)
+                take_place(parameter, part, cut)
         self._stand_ins = StandIns(module, frozen=True)
         self._stand_ins.renew()
         self._within = False
         self._wholes: list[torch.Tensor] = []
-
-    # -- the script's parameters -------------------------------------------------------------------------------------
+        self.parameters = self._stand_ins.parameters
 
     @property
     def module(self) -> nn.Module:
         """Whose parameters they are."""
         return self._stand_ins.module
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """See `Held`."""
-        return self._stand_ins.parameters
 
     @property
     def leaves(self) -> list[torch.Tensor]:
@@ -101,21 +91,17 @@ class Parts(Held):
         wholes = {id(p): every[id(p)] if p.requires_grad else every[id(p)].detach() for p in self.parameters}
         self._within = True
         try:
-            with Swaps.of(self.module, wholes).made():
+            with Swaps(self.module, wholes).made():
                 self._wholes = [wholes[id(p)] for p in self.used]
                 yield self._wholes
         finally:
             self._within, self._wholes = False, []
 
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
+    def at_once(self) -> AbstractContextManager[Any]:
         """See `Held`."""
-        with self.in_whole():
-            yield
+        return self.in_whole()
 
-    # -- gradients ---------------------------------------------------------------------------------------------------
-
-    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
+    def backward(self, outputs: Tensors, gradients: Tensors, *, keep: bool) -> Found:
         """See `Held`."""
         self.forget_gradients()
         if outputs:
@@ -136,7 +122,7 @@ class Parts(Held):
         if not self._are_alike:
             used = self._group.anywhere(used, "which parameters were used")
         found: Found = [None] * len(mine)
-        partial: list[int] = []
+        partial: dict[int, torch.Tensor] = {}
         for place, (parameter, leaf, was) in enumerate(zip(self.parameters, leaves, used, strict=True)):
             if not (was and parameter.requires_grad):
                 continue
@@ -144,14 +130,13 @@ class Parts(Held):
             part = torch.zeros_like(leaf) if grad is None else grad
             found[place] = become(part, parameter.placement) if isinstance(parameter, Sharded) else part
             if not isinstance(parameter, Sharded) and id(parameter) in self._partial:
-                partial.append(place)
-        shares = [one for place in partial if (one := found[place]) is not None]
-        sums = summed_in_buckets(shares, self._group, "gradients of what ranks share")
+                partial[place] = part
+        sums = summed_in_buckets([*partial.values()], self._group, "gradients of what ranks share")
         for place, whole in zip(partial, sums, strict=True):
             found[place] = whole
         return found
 
-    def gradients(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], leaves: Leaves) -> Found:
+    def gradients(self, outputs: Tensors, gradients: Tensors, leaves: Leaves) -> Found:
         """See `Held`: those of whole parameters, of which this rank's parts are told."""
         return [
             grad if grad is None or not isinstance(p, Sharded) else p.placement.mine(grad)

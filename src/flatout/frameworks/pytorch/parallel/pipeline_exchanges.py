@@ -1,15 +1,14 @@
 """What do the stages of a pipeline send each other?
 
-Tensors, as one message with a head that tells their shapes, so that nobody need know them before; and whether what they
-were computed from came at all. In: tensors. Out: the same ones on another rank, or on all.
+Any value with tensors in it, as one message with a head that tells their shapes, so that nobody need know them before;
+and whether what they were computed from came at all. In: a value. Out: the same on another rank, or on all.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,66 +16,60 @@ import torch
 
 from flatout.frameworks.pytorch.parallel.group import Group, packed, padded, unpacked
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 HEAD_BYTES = 1 << 14
-"""Of a head: room for some two hundred tensors."""
+"""Of a head: room for some hundreds of tensors."""
 
 
 @dataclass(slots=True)
 class Parcel:
-    """What is sent at once.
+    """What is sent at once; `is_whole`: whether it is what was to be sent, or something before it has failed."""
 
-    Attributes:
-        tensors: Any number; None for a gradient that there is none of.
-        wanted: Which of them gradients are wanted of.
-        is_whole: Whether it is what was to be sent; false where something before it has failed.
-    """
-
-    tensors: Sequence[torch.Tensor | None]
-    wanted: Sequence[bool]
+    value: Any
     is_whole: bool = True
 
-    @classmethod
-    def of(cls, tensors: Sequence[torch.Tensor | None]) -> Parcel:
-        """Of tensors, with what they want."""
-        return cls(tensors, [t is not None and t.requires_grad for t in tensors])
-
     def head(self) -> torch.Tensor:
-        """What the other side must know first."""
-        kinds = [
-            None if tensor is None else (tensor.shape, tensor.dtype, is_wanted, tensor.device.type != "cpu")
-            for tensor, is_wanted in zip(self.tensors, self.wanted, strict=True)
-        ]
-        text = pickle.dumps((self.is_whole, kinds))
+        """What the other side must know first: the value with tensors of the same shape and no memory."""
+        devices = [tensor.device.type for tensor in tensors_of(self.value)]
+        try:
+            form = map_tensors(lambda one: one.detach().to("meta").requires_grad_(one.requires_grad), self.value)
+            text = pickle.dumps((self.is_whole, form, devices))
+        except Exception as problem:
+            raise NotDivided(
+                "a model cannot be divided into stages",
+                cause=f"what it returns cannot be told to other ranks: {type(problem).__name__}: {problem}",
+            ) from problem
         if len(text) > HEAD_BYTES:
-            raise NotDivided("a model cannot be divided into stages", cause=f"{len(kinds)} tensors are passed at once")
+            raise NotDivided(
+                "a model cannot be divided into stages", cause=f"{len(devices)} tensors are passed at once"
+            )
         return torch.frombuffer(bytearray(text.ljust(HEAD_BYTES, b"\0")), dtype=torch.uint8)
 
     def body(self, device: torch.device) -> torch.Tensor:
         """All numbers, as bytes."""
-        return packed([t for t in self.tensors if t is not None], device)
+        return packed(tensors_of(self.value), device)
 
     @classmethod
     def arriving(cls, head: torch.Tensor, device: torch.device, fill: Callable[[torch.Tensor], object]) -> Parcel:
         """The parcel whose head is here, with tensors in memory of their own; `fill` receives its body."""
-        is_whole, kinds = pickle.loads(bytes(head.numpy()))  # which end before the zeros behind them
-        sent = [(shape, dtype) for shape, dtype, *_ in filter(None, kinds)]
-        body = torch.empty(sum(padded(math.prod(s) * d.itemsize) for s, d in sent), dtype=torch.uint8, device=device)
-        if body.numel():
+        is_whole, form, devices = pickle.loads(bytes(head.numpy()))  # which end before the zeros behind them
+        kinds = [(one.shape, one.dtype) for one in tensors_of(form)]
+        size = sum(padded(math.prod(shape) * dtype.itemsize) for shape, dtype in kinds)
+        body = torch.empty(size, dtype=torch.uint8, device=device)
+        if size:
             fill(body)
-        arrived = iter(unpacked(body, sent))
-        own = [None if kind is None else next(arrived).clone() for kind in kinds]
-        tensors = [one.cpu() if one is not None and not kind[3] else one for one, kind in zip(own, kinds, strict=True)]
-        return cls(tensors, [kind is not None and kind[2] for kind in kinds], is_whole)
+        arrived = zip(unpacked(body, kinds), devices, strict=True)
+
+        def filled(one: torch.Tensor) -> torch.Tensor:
+            mine, place = next(arrived)
+            return mine.to("cpu" if place == "cpu" else device, copy=True).requires_grad_(one.requires_grad)
+
+        return cls(map_tensors(filled, form), is_whole)
 
 
 class Line:
-    """All ranks, one after the other.
-
-    Args:
-        group: They.
-        device: Where what is sent lies.
-    """
+    """All ranks, one after the other; what is sent lies on a device."""
 
     def __init__(self, group: Group, device: torch.device) -> None:
         self._group, self._device = group, device
@@ -84,9 +77,9 @@ class Line:
 
     def send(self, parcel: Parcel, to: int) -> None:
         """Send, and go on; see `settle`."""
-        body = parcel.body(self._device)
+        head, body = parcel.head(), parcel.body(self._device)
         self._group.serve(self._device)
-        for one in (parcel.head(), body) if body.numel() else (parcel.head(),):
+        for one in (head, body) if body.numel() else (head,):
             self._sent.append((self._group.processes.send([one], to, 0), one))
 
     def receive(self, source: int, name: str) -> Parcel:
@@ -124,46 +117,3 @@ class Line:
         if body.numel():
             group.broadcast(body, name, source=source)
         return parcel
-
-
-def with_form(value: Any) -> list[torch.Tensor]:
-    """What a value looks like beside its tensors, as bytes, and the tensors."""
-    stream, tensors = io.BytesIO(), list[torch.Tensor]()
-    _Pickler(stream, tensors).dump(value)
-    return [torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8), *tensors]
-
-
-def formed(sent: Sequence[Any]) -> Any:
-    """The value again."""
-    form, *tensors = sent
-    return _Unpickler(io.BytesIO(bytes(form.numpy())), tensors).load()
-
-
-class _Pickler(pickle.Pickler):
-    """Leaves tensors out, and numbers them."""
-
-    def __init__(self, stream: io.BytesIO, tensors: list[torch.Tensor]) -> None:
-        super().__init__(stream)
-        self._tensors = tensors
-        self._places: dict[int, int] = {}
-
-    def persistent_id(self, value: Any) -> int | None:
-        """The number of a tensor."""
-        if not isinstance(value, torch.Tensor):
-            return None
-        if id(value) not in self._places:
-            self._places[id(value)] = len(self._tensors)
-            self._tensors.append(value)
-        return self._places[id(value)]
-
-
-class _Unpickler(pickle.Unpickler):
-    """Puts tensors in."""
-
-    def __init__(self, stream: io.BytesIO, tensors: Sequence[Any]) -> None:
-        super().__init__(stream)
-        self._tensors = tensors
-
-    def persistent_load(self, number: Any) -> Any:
-        """The tensor of a number."""
-        return self._tensors[number]

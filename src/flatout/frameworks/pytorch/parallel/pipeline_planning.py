@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,16 +20,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.confirmation import nodes_behind
+from flatout.frameworks.pytorch.parallel.cuts import Tensors
 from flatout.frameworks.pytorch.parallel.division import ModelDivision
-from flatout.frameworks.pytorch.parallel.draws import Silence
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
-from flatout.frameworks.pytorch.parallel.module_calls import Made, Timeline
-from flatout.frameworks.pytorch.parallel.pipeline_parts import INPUTS_TRAINED, PipelineParts, bubble, most_micro_batches
+from flatout.frameworks.pytorch.parallel.module_calls import Timeline
+from flatout.frameworks.pytorch.parallel.pipeline_parts import (
+    INPUTS_TRAINED,
+    MICRO_BATCHES_PER_RANK,
+    PipelineParts,
+)
 from flatout.frameworks.pytorch.parallel.pipeline_stage import Computation, Placeholders, Stage, StagePlan, shapes_of
 from flatout.frameworks.pytorch.parallel.protocol import Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Placement, can_be_cut
-from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
@@ -40,94 +43,60 @@ MOST_TRIES = 24
 def planned(
     division: ModelDivision, args: Any, kwargs: Any, pattern: Pattern, refuse: Callable[[NotDivided], Any]
 ) -> PipelineParts:
-    """Find the stages of a model, and take its parameters.
-
-    Raises:
-        NotDivided: No way of dividing it gives what one process gives.
-    """
-    module = division.module()
-    _refuse_what_stages_change(division)
-    stage, placements, told = _Planning(division, args, kwargs).found(pattern, refuse)
-    division.confirmation.remark(told)  # the graph of the watched call is gone by now
-    return PipelineParts(module, division.sharing, stage, placements)
+    """Find the stages of a model, and take its parameters; or `NotDivided`."""
+    stage, placements = _found(division, args, kwargs, pattern, refuse)  # the graph of the watched call is gone then
+    return PipelineParts(division.module(), division.sharing, stage, placements)
 
 
-class _Planning:
-    """Watches a call, and tries where it may be parted."""
+def _found(
+    division: ModelDivision, args: Any, kwargs: Any, pattern: Pattern, refuse: Callable[[NotDivided], Any]
+) -> tuple[Stage, dict[int, Placement]]:
+    """This rank's stage, and whose parameters are whose."""
+    module, group = division.module(), division.sharing
+    if any(isinstance(part, _BatchNorm) and part.training for part in module.modules()):
+        raise _refused(division, "its batch normalisation would see micro-batches, whose statistics are others")
+    timeline, placeholders = Timeline(module), Placeholders(shapes_of(module))
+    wanted = _watched(division, timeline, args, kwargs)
 
-    def __init__(self, division: ModelDivision, args: Any, kwargs: Any) -> None:
-        self._division, self._call = division, (args, kwargs)
-        module = division.module()
-        self._kept = ModuleState(module), RandomStates()
-        self._timeline, self._placeholders = Timeline(module), Placeholders(shapes_of(module))
-        self._wanted: list[torch.Tensor] = []
-
-    def found(
-        self, pattern: Pattern, refuse: Callable[[NotDivided], Any]
-    ) -> tuple[Stage, dict[int, Placement], str]:  # fmt: skip
-        """This rank's stage, whose parameters are whose, and what is told of it."""
-        try:
-            self._watch()
-            plan = self._plan()
-        finally:
-            self._restore()
-        stages, group = plan.stages(), self._division.sharing
-        stage = Stage(stages[group.rank], self._placeholders)
-        replicas = self._division.replicas
-        num_replicas = 1 if replicas is None else replicas.world
-        told = _told(plan, self._division.module(), pattern, self._call, num_replicas)
-        return stage, plan.placements(refuse), told
-
-    def _watch(self) -> None:
-        division, module = self._division, self._division.module()
-        args, kwargs = self._call
-        printed = io.StringIO()
-        with division.confirmation.apart(), Silence().on(module), contextlib.redirect_stdout(printed):
-            value = self._timeline.watch(division.compute, args, kwargs)
-        if printed.getvalue():
-            raise _refused(division, "it prints within its call, which each stage would do for each micro-batch")
-        if any("CheckpointFunction" in node.name() for node in nodes_behind(tensors_of(value))):
-            raise _refused(division, "it checkpoints with `use_reentrant`, which gradients of a stage do not pass")
-        if any(tensor.requires_grad for tensor in tensors_of(self._call)):
-            raise _refused(division, INPUTS_TRAINED)
-        self._wanted = [tensor.detach() for tensor in tensors_of(value)]
-        if not self._kept[1].equals(RandomStates()):
-            raise _refused(division, "it draws random numbers beside dropout: each of its stages would draw others")
-
-    def _plan(self) -> PipelinePlan:
-        group = self._division.sharing
-        plan = PipelinePlan(self._timeline, group, self._holds)
-        if not plan.find():
-            raise _refused(self._division, _why_none(self._timeline, group.world))
-        return plan
-
-    def _holds(self, begin: int) -> bool:
+    def holds(begin: int) -> bool:
         """Whether a call is given all that the rest of the model needs, on every rank."""
-        self._restore()
-        stage = Stage(StagePlan.of(self._timeline, begin, None), self._placeholders)
-        given = [one.detach() for one in self._timeline.tensors_at(begin)]
-        division = self._division
-        with division.confirmation.apart(), Silence().on(division.module()):
-            agrees = _agrees(division, stage, given, self._call, self._wanted)
+        stage = Stage(StagePlan.of(timeline, begin, None), placeholders)
+        agrees = _agrees(division, stage, [one.detach() for one in timeline.tensors_at(begin)], (args, kwargs), wanted)
         return division.group.everywhere(agrees, "stages of a pipeline")
 
-    def _restore(self) -> None:
-        for state in self._kept:
-            state.restore()
+    plan = PipelinePlan(timeline, group, holds)
+    if not plan.find():
+        cause = "what is computed early in it is needed everywhere: no call is given all that comes before it"
+        if len(timeline.calls) < group.world:
+            cause = f"it calls {len(timeline.calls)} modules, which do not make {group.world} stages"
+        raise _refused(division, cause)
+    num_replicas = 1 if division.replicas is None else division.replicas.world
+    division.confirmation.remark(_told(plan, module, pattern, (args, kwargs), num_replicas))
+    return Stage(plan.stages()[group.rank], placeholders), plan.placements(refuse)
+
+
+def _watched(division: ModelDivision, timeline: Timeline, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The outputs of a call that is watched; refused is what each stage would do anew."""
+    before, printed = RandomStates(), io.StringIO()
+    with division.trial(), contextlib.redirect_stdout(printed):
+        value = timeline.watch(division.compute, args, kwargs)
+        draws = not before.equals(RandomStates())
+    if printed.getvalue():
+        raise _refused(division, "it prints within its call, which each stage would do for each micro-batch")
+    if any("CheckpointFunction" in node.name() for node in nodes_behind(tensors_of(value))):
+        raise _refused(division, "it checkpoints with `use_reentrant`, which gradients of a stage do not pass")
+    if any(tensor.requires_grad for tensor in tensors_of((args, kwargs))):
+        raise _refused(division, INPUTS_TRAINED)
+    if draws:
+        raise _refused(division, "it draws random numbers beside dropout: each of its stages would draw others")
+    return [tensor.detach() for tensor in tensors_of(value)]
 
 
 class PipelinePlan:
-    """Finds where stages begin.
-
-    Args:
-        timeline: Of a call.
-        group: All ranks: as many stages.
-        holds: Whether stages may be parted at a call; all ranks are asked alike.
-    """
+    """Finds where stages begin, as many as there are ranks; `holds`: whether they may be parted at a call."""
 
     def __init__(self, timeline: Timeline, group: Group, holds: Callable[[int], bool]) -> None:
         self._timeline, self._group, self._holds = timeline, group, holds
-        self._verdicts: dict[int, bool] = {}
         self.begins: list[int] = []
         """The calls with which the stages but the first begin."""
 
@@ -136,27 +105,22 @@ class PipelinePlan:
         timeline, world = self._timeline, self._group.world
         whole = sum(timeline.costs)
         before = [timeline.before(call.begin) for call in timeline.calls]
-        possible = [call.begin for call in timeline.calls if _takes_floats(timeline, call) and before[call.begin] > 0]
+        takes_floats = [any(t.is_floating_point() for t in timeline.tensors_at(one.begin)) for one in timeline.calls]
+        possible = [call.begin for call in timeline.calls if takes_floats[call.begin] and before[call.begin] > 0]
         for number in range(1, world):
             reached = before[self.begins[-1]] if self.begins else 0.0
             target = reached + (whole - reached) / (world - number + 1)
             later = [one for one in possible if reached < before[one] < whole]
-            after = sorted({before[one] for one in later})[
-                : -(world - 1 - number) or None
-            ]  # some are left for the rest
+            # some are left for the rest
+            after = sorted({before[one] for one in later})[: -(world - 1 - number) or None]
             later = [one for one in later if before[one] in after]
             # of calls that begin together the outermost comes first, for nothing was computed in between
             best = sorted(later, key=lambda one: (abs(before[one] - target), one))
-            found = next((one for one in best[:MOST_TRIES] if self._may_begin(one)), None)
+            found = next((one for one in best[:MOST_TRIES] if self._holds(one)), None)
             if found is None:
                 return False
             self.begins.append(found)
         return True
-
-    def _may_begin(self, call: int) -> bool:
-        if call not in self._verdicts:
-            self._verdicts[call] = self._holds(call)
-        return self._verdicts[call]
 
     def stages(self) -> list[StagePlan]:
         """One for each rank."""
@@ -187,16 +151,6 @@ class PipelinePlan:
         return found
 
 
-def _takes_floats(timeline: Timeline, call: Made) -> bool:
-    return any(tensor.is_floating_point() for tensor in timeline.tensors_at(call.begin))
-
-
-def _refuse_what_stages_change(division: ModelDivision) -> None:
-    module = division.module()
-    if any(isinstance(part, _BatchNorm) and part.training for part in module.modules()):
-        raise _refused(division, "its batch normalisation would see micro-batches, whose statistics are others")
-
-
 def _refused(division: ModelDivision, cause: str) -> NotDivided:
     return NotDivided(
         f"`{division.name}` cannot be divided into stages",
@@ -205,20 +159,17 @@ def _refused(division: ModelDivision, cause: str) -> NotDivided:
     )
 
 
-def _why_none(timeline: Timeline, world: int) -> str:
-    if len(timeline.calls) < world:
-        return f"it calls {len(timeline.calls)} modules, which do not make {world} stages"
-    return "what is computed early in it is needed everywhere: no call of a module is given all that comes before it"
-
-
-def _agrees(
-    division: ModelDivision, stage: Stage, given: Sequence[torch.Tensor], call: Any, wanted: Sequence[torch.Tensor]
-) -> bool:
+def _agrees(division: ModelDivision, stage: Stage, given: Tensors, call: Any, wanted: Tensors) -> bool:
     """Whether what a call is given is all that the rest of the model needs."""
     args, kwargs = call
-    computation = Computation(lambda placeholders: given if _fit(placeholders, given) else ())
+
+    def receive(placeholders: Tensors) -> Tensors:
+        """Nothing where shapes were not foreseen: what lies between two calls may depend on them."""
+        return given if [one.shape for one in placeholders] == [one.shape for one in given] else ()
+
+    computation = Computation(receive)
     try:
-        with torch.no_grad(), stage.in_place():
+        with division.trial(), torch.no_grad(), stage.in_place():
             stage.compute(computation, division.compute, args, kwargs)
         found = tensors_of(computation.value)
         return len(found) == len(wanted) and all(map(assembly.is_close, found, wanted))
@@ -228,23 +179,14 @@ def _agrees(
         return False
 
 
-def _fit(placeholders: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
-    """Whether shapes were foreseen; what lies between two calls may depend on them."""
-    return [one.shape for one in placeholders] == [one.shape for one in given]
-
-
 def _told(plan: PipelinePlan, module: nn.Module, pattern: Pattern, call: Any, num_replicas: int) -> str:
-    """Where stages begin, and what of the time they wait."""
+    """Where stages begin, and what each has of the work."""
     names = {id(part): name for name, part in module.named_modules()}
     begins = [f"`{names.get(id(plan.module_at(one)), '?')}`" for one in plan.begins]
     num = pattern.cut.num_samples(tensors_of(call, unique=False)) if pattern.rules is not None else None
-    num = (num or 1) // num_replicas
-    world = len(begins) + 1
-    num_micro = max(min(most_micro_batches(world), num), 1)
-    shares = plan.shares()
-    told = ", ".join(f"{100 * share:.0f}" for share in shares)
+    num_stages = len(begins) + 1
+    num_micro = max(min(MICRO_BATCHES_PER_RANK * num_stages, (num or 1) // num_replicas), 1)
     return (
-        f"{world} stages ({told} % of the work), the next ones beginning at {', '.join(begins)}; {num_micro} "
-        f"micro-batch{'es' * (num_micro != 1)}, so that stages "
-        f"wait {100 * bubble(shares, num_micro):.0f} % of the time (the bubble)"
+        f"{num_stages} stages ({', '.join(f'{100 * share:.0f}' for share in plan.shares())} % of the work), the next "
+        f"ones beginning at {', '.join(begins)}; {num_micro} micro-batch{'es' * (num_micro != 1)}"
     )

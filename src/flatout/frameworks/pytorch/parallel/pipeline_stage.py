@@ -8,6 +8,7 @@ first call is about to be made. In: what is done at each call. Out: what was ret
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,18 +18,18 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from flatout.frameworks.pytorch.parallel.module_calls import Made, Timeline, intercepted, plainly, without_fast_path
+from flatout.frameworks.pytorch.parallel.cuts import Tensors
+from flatout.frameworks.pytorch.parallel.module_calls import Timeline, intercepted, plainly, without_fast_path
 from flatout.frameworks.pytorch.parallel.remembered import skeleton
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 Shapes = Mapping[tuple[int, str], torch.Size]
-"""Of whole parameters, by the identity of their module and their name in it."""
 
 
-def shapes_of(module: nn.Module) -> dict[tuple[int, str], torch.Size]:
-    """Shapes of whole parameters."""
+def shapes_of(module: nn.Module) -> Shapes:
+    """Shapes of whole parameters, by the identity of their module and their name in it."""
     return {
         (id(part), name): p.shape
         for part in module.modules() for name, p in part._parameters.items() if p is not None
@@ -36,11 +37,7 @@ def shapes_of(module: nn.Module) -> dict[tuple[int, str], torch.Size]:
 
 
 class Placeholders:
-    """What modules would return.
-
-    Args:
-        shapes: Of parameters: this rank may have none of their memory.
-    """
+    """What modules would return, by the shapes of parameters: this rank may have none of their memory."""
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
@@ -67,7 +64,7 @@ class Placeholders:
             args, kwargs = map_tensors(mode.from_tensor, (args, kwargs))
             kept = ModuleState(module)
             try:
-                with Swaps.of(module, fake).made():
+                with Swaps(module, fake).made():
                     return module._call_impl(*args, **kwargs)
             finally:
                 kept.restore()
@@ -90,43 +87,34 @@ of placeholders; send its inputs."""
 
 @dataclass(slots=True)
 class StagePlan:
-    """What one rank does.
-
-    Attributes:
-        begin: The call with which it begins; None where it is the model's own.
-        end: The call with which the next stage begins; None where there is none.
-        actions: For each module, by identity, what is done at its calls, in their order.
-        modules: Those modules.
-    """
+    """What one rank does between the call with which it begins and that of the next stage; None: the model's own."""
 
     begin: int | None
     end: int | None
     actions: dict[int, list[Action]] = field(default_factory=dict)
+    """For each module, by identity, what is done at its calls, in their order."""
     modules: dict[int, nn.Module] = field(default_factory=dict)
 
     @classmethod
     def of(cls, timeline: Timeline, begin: int | None, end: int | None) -> StagePlan:
         """What is done between two calls."""
-        plan = cls(begin, end)
+        plan, start = cls(begin, end), -1 if begin is None else begin
         passed = set() if begin is None else set(map(id, timeline.tensors_at(begin)))
-        for call in timeline.calls[: len(timeline.calls) if end is None else end + 1]:
-            if begin is not None and any(timeline.calls[outer].end <= begin for outer in call.outer):
+        for call in timeline.calls[: None if end is None else end + 1]:
+            if any(timeline.calls[outer].end <= start for outer in call.outer):
                 continue  # within a call that is not made
-            plan.actions.setdefault(id(call.module), []).append(plan._at(timeline, call, passed))
+            action: Action = "make"
+            if call.begin == end:
+                action = "leave"
+            elif call.end <= start:
+                action = "skip"
+            elif call.begin == start:
+                action = "enter"
+            elif call.begin > start and passed.intersection(map(id, timeline.tensors_at(call.begin))):
+                action = "give"
+            plan.actions.setdefault(id(call.module), []).append(action)
             plan.modules[id(call.module)] = call.module
         return plan
-
-    def _at(self, timeline: Timeline, call: Made, passed: set[int]) -> Action:
-        if call.begin == self.end:
-            return "leave"
-        if self.begin is None:
-            return "make"
-        if call.end <= self.begin:
-            return "skip"
-        if call.begin == self.begin:
-            return "enter"
-        later = call.begin > self.begin
-        return "give" if later and passed.intersection(map(id, timeline.tensors_at(call.begin))) else "make"
 
     def needs(self, timeline: Timeline, time: int, outer: Sequence[int]) -> bool:
         """Whether this rank computes what was computed then, within those calls."""
@@ -135,10 +123,6 @@ class StagePlan:
         if self.begin is None or time > self.begin:
             return True
         return all(timeline.calls[one].end > self.begin for one in outer)
-
-
-Receive = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
-"""Gives what comes in the place of placeholders."""
 
 
 class _Leaving(BaseException):
@@ -155,26 +139,15 @@ class AnotherWay(RuntimeError):
 
 @dataclass(slots=True)
 class Computation:
-    """One computation of a stage, on one micro-batch.
+    """One computation of a stage, on one micro-batch: what the model returned, or the next stage is to be given."""
 
-    Attributes:
-        receive: Asked once, at the stage's first call.
-        value: What the model returned; None where the next stage goes on.
-        given: What the next stage is to be given.
-    """
-
-    receive: Receive
+    receive: Callable[[list[torch.Tensor]], Tensors]
+    """Asked once, at the stage's first call: what comes in the place of placeholders."""
     value: Any = None
     given: list[torch.Tensor] | None = None
-    _places: dict[int, int] = field(default_factory=dict)
+    num_calls: Counter[int] = field(default_factory=Counter)
     _received: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    _first: Sequence[torch.Tensor] = ()
-
-    def next_place(self, module: nn.Module) -> int:
-        """How often the module has been called in it."""
-        place = self._places.get(id(module), 0)
-        self._places[id(module)] = place + 1
-        return place
+    _first: Tensors = ()
 
     def enter(self, given: tuple[Any, Any]) -> Any:
         """The first call's arguments with what was received."""
@@ -218,12 +191,7 @@ class _Giving(TorchFunctionMode):
 
 
 class Stage:
-    """What one rank computes of a module's calls.
-
-    Args:
-        plan: What is done at each call.
-        placeholders: What modules return that are not computed here.
-    """
+    """What one rank computes of a module's calls."""
 
     def __init__(self, plan: StagePlan, placeholders: Placeholders) -> None:
         self.plan, self._placeholders = plan, placeholders
@@ -231,11 +199,7 @@ class Stage:
         self._again: Computation | None = None
 
     def compute(self, computation: Computation, compute: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """Compute the stage of one call.
-
-        Raises:
-            AnotherWay: The call does not come to where it is to be left, or to what it was to begin with.
-        """
+        """Compute the stage of one call; or `AnotherWay`."""
         self._current = computation
         try:
             with _Giving(computation):
@@ -274,10 +238,11 @@ class Stage:
             now, again = self._current, self._again
             if now is None:
                 return plainly(module, *given) if again is None else self._called_again(again, module, given)
-            place = now.next_place(module)
-            if place >= len(actions):
-                raise AnotherWay(f"`{type(module).__name__}` is called {place + 1} times, and {len(actions)} before")
-            action = actions[place]
+            now.num_calls[id(module)] += 1
+            num = now.num_calls[id(module)]
+            if num > len(actions):
+                raise AnotherWay(f"`{type(module).__name__}` is called {num} times, and {len(actions)} before")
+            action = actions[num - 1]
             if action == "leave":
                 raise _Leaving(now.with_received(given))  # what is passed along may come from stages before
             if action == "skip":

@@ -10,23 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.parallel.assembly import Rule, are_alike
-from flatout.frameworks.pytorch.parallel.cuts import Cut
-from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.assembly import Rule
+from flatout.frameworks.pytorch.parallel.cuts import Cut, Tensors
 from flatout.frameworks.pytorch.parallel.sharded import part_of
-from flatout.frameworks.pytorch.parallel.stand_ins import nudged
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 Found = list[torch.Tensor | None]
 """Gradients; None where there is none."""
 
-Leaves = Sequence[torch.Tensor]
+Leaves = Tensors
 """Whole parameters that a graph begins with, one for each that is trained; empty where those held are meant."""
 
 WHOLE_EVERY = 100
@@ -45,13 +42,20 @@ def is_rare(num: int, world: int) -> bool:
 
 @dataclass(slots=True)
 class Pattern:
-    """How calls of one kind are divided.
+    """How calls of one kind are divided, and what is known of it.
 
     Attributes:
         cut: Where the batch is in the inputs.
         rules: How each output is put together; None where every rank computes all of the batch.
         noise: Whether the call draws noise for samples.
         masks: Whether it draws masks of dropout.
+        decided: Whether one rule alone gave each output; else calls are computed both ways until that is so.
+        num_calls: Calls since the first.
+        sizes: Shapes with which it was confirmed.
+        num_changes: How often the script had changed something of the module at that time (`later_calls.py`).
+        confirmed_at: The call of the module at which that was.
+        is_sampled: Whether samples tell something of it (`samples.py`).
+        taken: Of which outputs the script took gradients, the last time.
     """
 
     cut: Cut
@@ -59,36 +63,17 @@ class Pattern:
     noise: bool = False
     masks: bool = False
     decided: bool = True
-    """Whether one rule alone gave each output; else calls are computed both ways until that is so."""
     num_calls: int = 0
-    """Calls since the first."""
     sizes: set[tuple[Any, ...]] = field(default_factory=set)
-    """Shapes with which it was confirmed."""
-
     num_changes: int = 0
-    """How often the script had changed something of the module when it was confirmed last (`later_calls.py`)."""
     confirmed_at: int = 0
-    """The call of the module at which that was."""
     is_sampled: bool = True
-    """Whether samples tell something of it (`samples.py`)."""
     taken: tuple[bool, ...] = ()
-    """Of which outputs the script took gradients, the last time."""
 
     def follow(self, former: Pattern) -> None:
         """Take over what was known of the kind."""
         self.sizes, self.num_calls = former.sizes, former.num_calls
         self.is_sampled, self.taken = former.is_sampled, former.taken
-
-    def is_alike(self, other: Pattern) -> bool:
-        """Whether the outputs of two calls are put together in one way."""
-        pairs = zip(self.rules or (), other.rules or (), strict=False)
-        return len(self.rules or ()) == len(other.rules or ()) and all(are_alike(a, b) for a, b in pairs)
-
-    def rules_with(self, other: Pattern) -> tuple[Rule, ...] | None:
-        """These, but for what another call tells more of."""
-        if self.rules is None or other.rules is None or not self.is_alike(other):
-            return self.rules
-        return tuple(b if b.blocks > 1 else a for a, b in zip(self.rules, other.rules, strict=True))
 
 
 @dataclass(slots=True)
@@ -101,13 +86,7 @@ class Computed:
 
 @dataclass(slots=True)
 class Check:
-    """A call that was computed both ways, to be gone back through both ways.
-
-    Attributes:
-        whole: Computed on the whole batch, as one process does.
-        mine: `Passed` by ranks.
-        inputs: Of the call.
-    """
+    """A call that was computed on the whole batch and by ranks (`Passed`), to be gone back through both ways."""
 
     whole: Computed
     mine: Any
@@ -115,20 +94,13 @@ class Check:
 
 
 class Passed(Protocol):
-    """A call that was computed."""
+    """A call that was computed: what the module returned, and the tensors in it."""
 
     value: Any
-    """What the module returned."""
     outputs: list[torch.Tensor]
-    """The tensors in it."""
 
     def backward(self, gradients: Sequence[Any], *, keep: bool) -> tuple[Found, Found]:
-        """The gradients of all parameters and of those inputs that want one, from those of the outputs.
-
-        Args:
-            gradients: One for each output; None where there is none.
-            keep: Whether the graph is gone through again.
-        """
+        """Gradients of all parameters and of inputs that want one, from those of outputs; `keep` the graph or not."""
 
 
 class Held:
@@ -137,10 +109,8 @@ class Held:
     takes_mean = False
     """Whether `backward` takes the mean over ranks, each of which computes a part of the batch."""
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The script's own objects, from which a divided call's node hangs."""
-        raise NotImplementedError
+    parameters: list[nn.Parameter]
+    """The script's own objects, from which a divided call's node hangs."""
 
     @property
     def used(self) -> list[nn.Parameter]:
@@ -170,9 +140,24 @@ class Held:
         with self.in_place():
             yield ()
 
-    def nudged(self, times: int) -> AbstractContextManager[None]:
-        """Within, parameters are moved by `times` their last bit, at random."""
-        return nudged(list(map(part_of, self.used)), times)
+    @contextmanager
+    def nudged(self, times: int) -> Iterator[None]:
+        """Within, parameters are moved in their memory by up to `times` their last bit, the same for the same `times`.
+
+        Graphs that wait for their way back do not take it for a change (`.data` has versions of its own): they are
+        gone through when all is as it was.
+        """
+        parts = list(map(part_of, self.used))
+        kept = [one.clone() for one in parts]
+        generator = torch.Generator().manual_seed(times)
+        try:
+            for one in parts:
+                noise = torch.rand(one.shape, generator=generator).mul_(2).sub_(1).to(one.device)
+                one.data.mul_((1 + noise * times * torch.finfo(one.dtype).eps).to(one.dtype))
+            yield
+        finally:
+            for one, former in zip(parts, kept, strict=True):
+                one.data.copy_(former)
 
     def passed(self, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: Pattern, *, silent: bool) -> Passed:
         """Compute a call of the kind that `pattern` tells of; `silent`: nothing is drawn within."""
@@ -180,15 +165,11 @@ class Held:
         with torch.enable_grad(), self.in_place():
             return Pass(self, compute(*args, **kwargs), args, kwargs)
 
-    def evaluated(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Compute a call of which no gradients are taken."""
-        return compute(*args, **kwargs)
-
-    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
+    def backward(self, outputs: Tensors, gradients: Tensors, *, keep: bool) -> Found:
         """Go back through what was computed here: the gradients of `parameters`."""
         raise NotImplementedError
 
-    def gradients(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], leaves: Leaves) -> Found:
+    def gradients(self, outputs: Tensors, gradients: Tensors, leaves: Leaves) -> Found:
         """Gradients of those used where `in_whole` has computed with `leaves`, the same on all ranks."""
         if not outputs or not leaves:
             return [None] * len(leaves)
@@ -199,11 +180,13 @@ class Held:
 
 
 class Pass:
-    """A call that was computed with what a rank holds; see `Passed`."""
+    """A call that was computed with what a rank holds; see `Passed`. `around` is entered on its way back."""
 
-    def __init__(self, held: Held, value: Any, args: Any, kwargs: Any) -> None:
+    def __init__(
+        self, held: Held, value: Any, args: Any, kwargs: Any, around: Callable[[], Any] = nullcontext
+    ) -> None:  # fmt: skip
         self.value, self.outputs = value, tensors_of(value)
-        self._held = held
+        self._held, self._around = held, around
         self._entered = [t for t in tensors_of((args, kwargs), unique=False) if t.requires_grad]
         with torch.enable_grad():  # a parameter that is returned as it is keeps its own gradient
             self._leaving = [t.view_as(t) if t.is_leaf and t.requires_grad else t for t in self.outputs]
@@ -213,39 +196,9 @@ class Pass:
         pairs = [(o, g) for o, g in zip(self._leaving, gradients, strict=True) if g is not None and o.requires_grad]
         for tensor in self._entered:
             tensor.grad = None
-        found = self._held.backward([o for o, _ in pairs], [g for _, g in pairs], keep=keep)
+        with self._around():
+            found = self._held.backward([o for o, _ in pairs], [g for _, g in pairs], keep=keep)
         of_inputs = [tensor.grad for tensor in self._entered]
         for tensor in self._entered:
             tensor.grad = None
         return found, of_inputs
-
-
-class Dividing(Protocol):
-    """What those that help to divide the calls of a module use of `Division`."""
-
-    name: str
-    module: Callable[[], nn.Module]
-    compute: Callable[..., Any]
-    group: Group
-    replicas: Group | None
-    held: Held
-    remarks: list[str]
-    refuse: Callable[[NotDivided], NoReturn]
-    apart: Callable[[], AbstractContextManager[None]]
-    changes: Any
-
-    @property
-    def holds_whole(self) -> bool:
-        """Whether each rank has all parameters."""
-
-    def refused(self, cause: str) -> NotDivided:
-        """That calls of the module cannot be divided, and why."""
-
-    def small(self, inputs: Sequence[torch.Tensor]) -> str:
-        """That a batch has fewer samples than there are ranks; empty where it has enough."""
-
-    def again(self, args: Any, kwargs: Any, pattern: Pattern) -> Check:
-        """Compute a former call both ways."""
-
-    def compare_gradients(self, check: Check, gradients: Sequence[Any]) -> None:
-        """Compare the gradients of a call that was computed both ways."""

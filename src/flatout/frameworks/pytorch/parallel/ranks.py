@@ -56,14 +56,12 @@ if TYPE_CHECKING:
 BEYOND_S = 60.0
 """So much longer than the parent an exchange waits: who looks at all ranks has more to say than one of them."""
 
-WAIT_FOR_CULPRIT_S = 5.0
-"""So long a rank whose exchange broke waits to hear that another one has ended, before it says so itself."""
-
 WAITS_S = 5.0
 """So long another rank may be in an exchange, while this one has come to its end, before it is taken to stay there."""
 
-WAIT_FOR_LEAVING_S = 60.0
-"""So long it waits for one that is ending: on a busy machine an interpreter may take long to."""
+CULPRIT_S, LEAVING_S = 5.0, 60.0
+"""So long a rank whose exchange broke waits to hear that another one has ended, before it says so itself; and for one
+that is ending: on a busy machine an interpreter may take long to."""
 
 
 class Ranks:
@@ -71,7 +69,9 @@ class Ranks:
 
     def __init__(self, me: RankPlace, terms: Terms, calls: Calls) -> None:
         self._terms, self._calls, self.mode = terms, calls, terms.mode
-        _share_cores(me.local_world)
+        if "OMP_NUM_THREADS" not in os.environ:  # each rank of this machine has its share of the cores
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            torch.set_num_threads(max(min(torch.get_num_threads(), cores // me.local_world), 1))
         place = Path(terms.folder)
         self._stacks = open(stacks_file(place, me.rank), "w")  # noqa: SIM115  written to when the process hangs
         faulthandler.register(STACKS_SIGNAL, self._stacks)
@@ -79,7 +79,6 @@ class Ranks:
         self.group.on_lost, self.group.on_child = self._lost, self._refuse_child
         self._check = RunningCheck(self.group, self._trained)
         self._patch: Patch | None = None
-        self._refusals: list[Patch] = []
         self._trains = self._has_divided = False
         self._sharding: Sharding | None = None
         if terms.mode in SHARDED_MODES:
@@ -88,7 +87,10 @@ class Ranks:
             self._sharding = Sharding(self.group, terms, self._refuse)
         self._pid = os.getpid()
         self._same_code()
-        self._same_start()
+        # numbers that nobody has seeded are drawn from the system: let them be those of rank 0
+        states: RandomStates = self.group.of_first(RandomStates, "random numbers")
+        if self.group.rank:
+            states.restore()
         atexit.register(self._close)
 
     # -- start ---------------------------------------------------------------------------------------------------
@@ -105,42 +107,32 @@ class Ranks:
                 hint="the same script and the same versions are needed on all machines",
             )  # fmt: skip
 
-    def _same_start(self) -> None:
-        """Numbers that nobody has seeded are drawn from the system: let them be those of rank 0."""
-        states: RandomStates = self.group.of_first(RandomStates, "random numbers")
-        if self.group.rank:
-            states.restore()
-
     def begin(self) -> None:
         """Divide calls from here on."""
         self._calls.divide = self._divide
         if self._sharding is not None:
             self._calls.evaluate = self._sharding.evaluated
         self.watch()
-        self._refusals.append(Patch(nn.Module, "_apply", self._changing))
-        group = torch.distributed.distributed_c10d
-        for holder, name in ((torch.distributed, "init_process_group"), (group, "init_process_group")):
-            self._refusals.append(Patch(holder, name, self._own_ranks("makes itself distributed")))
+        Patch(nn.Module, "_apply", self._changing)
+        for holder in (torch.distributed, torch.distributed.distributed_c10d):
+            Patch(holder, "init_process_group", self._own_ranks)
         for name in ("spawn", "start_processes"):
-            self._refusals.append(Patch(torch.multiprocessing, name, self._own_ranks("starts processes of its own")))
+            Patch(torch.multiprocessing, name, self._own_ranks)
 
-    def _own_ranks(self, what: str) -> Callable[[Any, Patch], Callable[..., Any]]:
+    def _own_ranks(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
         """In the place of a function with which a script makes ranks of its own: it may be made distributed once."""
+        what = "makes itself distributed" if "init" in original.__name__ else "starts processes of its own"
 
-        def make(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def refused(*_: Any, **__: Any) -> NoReturn:
-                self._refuse(
-                    NotDivided(
-                        f"the script {what} (`{original.__name__}`)",
-                        cause="`--ranks` is for scripts that know of one process",
-                        hint="`flatout exec -- torchrun ...` for one that a launcher starts; else without `--ranks`",
-                    )
-                )
+        @functools.wraps(original)
+        def refused(*_: Any, **__: Any) -> NoReturn:
+            problem = NotDivided(
+                f"the script {what} (`{original.__name__}`)",
+                cause="`--ranks` is for scripts that know of one process",
+                hint="`flatout exec -- torchrun ...` for one that a launcher starts; else without `--ranks`",
+            )
+            self._refuse(problem)
 
-            return refused
-
-        return make
+        return refused
 
     def _changing(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
         """A model is moved, or its type is changed (`model.half()`): its last calls are confirmed as it is."""
@@ -182,7 +174,7 @@ class Ranks:
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
-    def _divide(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _divide(self, call: OuterCall, args: Any, kwargs: Any) -> Any:
         if os.getpid() != self._pid:
             return self._in_child(call, args, kwargs)
         division = call.kept.get("division")
@@ -193,56 +185,55 @@ class Ranks:
             division = self._division(call)
             division.compare = self._check.compare
             call.kept["division"] = division
-        try:
+        with self._refusing():
             self._check.called()
-        except NotDivided as problem:
-            self._refuse(problem)
         found = division(args, kwargs)
         if not self._has_divided:
             self._has_divided = True
             self.group.page.trains()
         return found
 
-    def _in_child(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _in_child(self, call: OuterCall, args: Any, kwargs: Any) -> Any:
         """A call in a process that this rank has forked: as the script says, with models that are whole there."""
         if not self._trains:
-            self._refuse(
-                NotDivided("a process that the script has started trains", cause="it is no rank, and cannot be one")
+            problem = NotDivided(
+                "a process that the script has started trains", cause="it is no rank, and cannot be one"
             )
+            self._refuse(problem)
         division = call.kept.get("division")
         if division is not None and not division.holds_whole:
             self._refuse_child()
         return call.with_levers(args, kwargs)
 
     def _refuse_child(self) -> NoReturn:
-        self._refuse(
-            NotDivided(
-                "a process that the script has started computes with a divided model",
-                cause="it is no rank, and would need what other ranks hold",
-                hint="`--mode replicate`, where each rank holds whole models",
-            )
+        problem = NotDivided(
+            "a process that the script has started computes with a divided model",
+            cause="it is no rank, and would need what other ranks hold",
+            hint="`--mode replicate`, where each rank holds whole models",
         )
+        self._refuse(problem)
 
     def _division(self, call: OuterCall) -> Division:
         """What divides the calls of a module that is called for the first time."""
         if any(getattr(part, "max_norm", None) is not None for part in call.module.modules()):
-            self._refuse(
-                NotDivided(
-                    f"the calls of `{call.name}` cannot be divided over ranks",
-                    cause="an embedding normalises the words of a batch (`max_norm`): a rank sees those of its part",
-                )
+            problem = NotDivided(
+                f"the calls of `{call.name}` cannot be divided over ranks",
+                cause="an embedding normalises the words of a batch (`max_norm`): a rank sees those of its part",
             )
+            self._refuse(problem)
         self._confirm()  # of models that the script may not train any more
         kind = ModelDivision if self._terms.mode in MODEL_MODES else Division
-        found = kind(call.name, lambda: call.module, _computing(call), self.group, self._refuse, self._apart)
+
+        def compute(*args: Any, **kwargs: Any) -> Any:
+            return call.with_levers(args, kwargs)
+
+        found = kind(call.name, lambda: call.module, compute, self.group, self._refuse, self._apart)
         if self._sharding is not None:
-            try:
+            with self._refusing():
                 if isinstance(found, ModelDivision):
                     self._sharding.plan(found, call)
                 else:
                     found.hold = self._sharding.holding(call)
-            except NotDivided as problem:
-                self._refuse(problem)
         return found
 
     @contextmanager
@@ -270,17 +261,15 @@ class Ranks:
         divisions = self._divisions()
         if any(division.num_divided for division in divisions) or torch.distributed.is_initialized():
             return
-        self._refuse(
-            NotDivided(
-                "nothing of what the script trains could be divided over ranks",
-                cause=next((d.why_whole for d in divisions if d.why_whole), "no module was called that is trained"),
-            )
+        problem = NotDivided(
+            "nothing of what the script trains could be divided over ranks",
+            cause=next((d.why_whole for d in divisions if d.why_whole), "no module was called that is trained"),
         )
+        self._refuse(problem)
 
     def remarks(self) -> list[str]:
         """What is to be said in the end."""
-        divisions = self._divisions()
-        return [text for division in divisions for text in division.remarks]
+        return [text for division in self._divisions() for text in division.remarks]
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
@@ -290,21 +279,18 @@ class Ranks:
         if has_raised or not any(division.last.kept for division in self._divisions()):
             return
         try:
-            if self._all_end():
-                self._confirm()
-                self._check.compare()
-        except NotDivided as problem:
-            self._refuse(problem)
+            with self._refusing():
+                if self._all_end():
+                    self._confirm()
+                    self._check.compare()
         except RuntimeError:  # others, or where they meet, are gone
             leave(EXIT_LOST)
 
     def _confirm(self, which: Callable[[Division], bool] = lambda division: True) -> None:
-        try:
+        with self._refusing():
             for division in self._divisions():
                 if division.last.kept and which(division):
                     division.last.confirm()
-        except NotDivided as problem:
-            self._refuse(problem)
 
     def _all_end(self) -> bool:
         """Whether all ranks come to the end; not where one waits for this one in an exchange, and will tell of it.
@@ -331,10 +317,7 @@ class Ranks:
         return True
 
     def _close(self) -> None:
-        """The process ends: what holds threads goes before the interpreter does.
-
-        Others, whose exchanges break by that, are told before: it may take the interpreter long to end.
-        """
+        """The process ends: what holds threads goes before the interpreter does; others are told before."""
         if os.getpid() != self._pid:
             return
         self.confirm()
@@ -349,6 +332,13 @@ class Ranks:
             self._sharding.close()
         self.group.close()
 
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except NotDivided as problem:
+            self._refuse(problem)
+
     def _refuse(self, problem: NotDivided) -> NoReturn:
         """End the run: nothing has been trained yet, and it could only be trained wrongly."""
         refuse(self._terms, self.group.rank, problem.error, cause=problem.cause, hint=problem.hint)
@@ -357,12 +347,12 @@ class Ranks:
         """An exchange broke, most often because another rank has ended: then that one tells why."""
         place, begun_s = Path(self._terms.folder), time.monotonic()
         others = [rank for rank in range(self.group.world) if rank != self.group.rank]
-        limit_s = WAIT_FOR_CULPRIT_S
+        limit_s = CULPRIT_S
         while time.monotonic() - begun_s < limit_s:
             if any(end["code"] != EXIT_LOST for end in ends_of(place, others).values()):
                 leave(EXIT_LOST)
             if any(leaves_file(place, rank).exists() for rank in others):
-                limit_s = WAIT_FOR_LEAVING_S
+                limit_s = LEAVING_S
             time.sleep(0.05)
         if self._terms.num_nodes > 1:
             leave(EXIT_LOST)
@@ -375,14 +365,3 @@ def _code() -> dict[str, str]:
     with contextlib.suppress(OSError, TypeError):
         found["script"] = hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()  # type: ignore[arg-type]
     return found
-
-
-def _computing(call: OuterCall) -> Callable[..., Any]:
-    return lambda *args, **kwargs: call.with_levers(args, kwargs)
-
-
-def _share_cores(num_processes: int) -> None:
-    """Give each rank of this machine its share of the cores, unless the user has said how many threads there are."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(min(torch.get_num_threads(), cores // num_processes), 1))

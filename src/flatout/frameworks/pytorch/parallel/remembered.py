@@ -6,10 +6,13 @@ tells kinds of calls apart; the name of what the module does not remember alike.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
+import random
 import types
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from flatout.frameworks.pytorch.parallel.assembly import is_close, tolerance
 from flatout.frameworks.pytorch.seams.module_state import INTERNAL
-from flatout.frameworks.pytorch.seams.trees import MAX_DEPTH, parts_of
+from flatout.frameworks.pytorch.seams.trees import MAX_DEPTH, parts_of, tensors_of
 
 
 def skeleton(value: Any) -> str:
@@ -55,30 +58,75 @@ def _of(value: Any, depth: int) -> str:
     return f"{type(value).__name__}({parts})" if parts else type(value).__name__
 
 
-MOST_ELEMENTS = 1000
-"""Of larger containers only the number of elements is compared."""
+SIMPLE = (bool, int, float, complex, str, bytes)
+
+MOST_ELEMENTS = {2: 1000, 1: 100}
+"""Of larger containers, by the levels below, only the number of elements is compared."""
 
 LEAST = 1e-7
 """Numbers that are smaller than this are nought."""
 
-_NEVER = (torch.nn.Module, torch.optim.Optimizer, torch.Generator, type, types.ModuleType, types.FunctionType,
-          types.MethodType, types.BuiltinFunctionType)  # fmt: skip
+_OPAQUE = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.Generator, random.Random, types.ModuleType,
+           types.MethodType, types.BuiltinFunctionType, *SIMPLE)  # fmt: skip
+
+
+class Fields(dict[str, Any]):
+    """The attributes of an object or a class."""
+
+
+def copied(value: Any, leaf: Callable[[Any], Any], depth: int = 2) -> Any:
+    """What containers and plain objects hold, two levels down; `leaf` of all else."""
+    if not depth or isinstance(value, _OPAQUE) or type(value).__module__ == "numpy":
+        return leaf(value)
+    if isinstance(value, dict | list | tuple | deque | set):
+        if isinstance(value, set) or len(value) > MOST_ELEMENTS[depth]:
+            return len(value)
+        if isinstance(value, dict):
+            return {name: copied(one, leaf, depth - 1) for name, one in value.items()}
+        return [copied(one, leaf, depth - 1) for one in value]
+    fields = _fields(value)
+    return leaf(value) if fields is None else Fields({name: copied(one, leaf, depth - 1) for name, one in fields})
+
+
+def _fields(value: Any) -> Iterable[tuple[str, Any]] | None:
+    """The attributes of a plain object, or those of a class that bind nothing; None for any other."""
+    kind = value if isinstance(value, type) else type(value)
+    fields = getattr(value, "__dict__", None)
+    if kind.__module__.partition(".")[0] == "torch" or not isinstance(fields, Mapping):
+        return None
+    if kind is not value:
+        return fields.items()
+    return [(n, one) for n, one in fields.items() if not hasattr(type(one), "__get__") and not isinstance(one, type)]
 
 
 def remembered(module: torch.nn.Module) -> dict[str, Any]:
     """A copy of what a module knows of earlier calls, by the names of buffers and attributes."""
-    found = {name: _copied(buffer) for name, buffer in module.named_buffers()}
+    found = {name: _cloned(buffer) for name, buffer in module.named_buffers()}
+    return found | {name: copied(value, _cloned) for name, value in _attributes(module)}
+
+
+def _attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     for prefix, part in module.named_modules():
         for name, value in vars(part).items():
             if name not in INTERNAL:
-                found[f"{prefix}.{name}".removeprefix(".")] = _copied(value)
-    return found
+                yield f"{prefix}.{name}".removeprefix("."), value
+
+
+def _cloned(value: Any) -> Any:
+    """What a comparison needs; None for what is not compared."""
+    if isinstance(value, torch.Tensor):
+        is_trained = value.requires_grad and value.grad_fn is None
+        return None if value.is_meta or is_trained else value.detach().clone()
+    if type(value).__module__ == "numpy":
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # texts, objects
+            return torch.tensor(value)
+    return value if isinstance(value, SIMPLE) else None
 
 
 def forgotten(wanted: dict[str, Any], module: torch.nn.Module) -> str | None:
     """The name of something that a module does not know as it was remembered; None where it knows all."""
     found, averaged = remembered(module), _averaged(module)
-    for name in [*wanted, *(name for name in found if name not in wanted)]:
+    for name in {**wanted, **found}:
         if name not in found or name not in wanted:
             return name
         if not _is_alike(found[name], wanted[name], averaged.get(name, 0.0)):
@@ -88,51 +136,11 @@ def forgotten(wanted: dict[str, Any], module: torch.nn.Module) -> str | None:
 
 def kept_graphs(module: torch.nn.Module) -> set[str]:
     """Attributes in which tensors of a graph are kept, which the script may take gradients of by itself."""
-    return {
-        f"{prefix}.{name}".removeprefix(".")
-        for prefix, part in module.named_modules()
-        for name, value in vars(part).items()
-        if name not in INTERNAL and _holds_graph(value)
-    }
 
+    def is_of_graph(value: Any) -> Any:
+        return value if isinstance(value, torch.Tensor) and value.grad_fn is not None else None
 
-def _copied(value: Any, depth: int = 2) -> Any:
-    """What a comparison needs; None for what is not compared."""
-    if isinstance(value, torch.Tensor):
-        is_trained = value.requires_grad and value.grad_fn is None
-        return None if value.is_meta or is_trained else value.detach().clone()
-    if isinstance(value, bool | int | float | complex | str | bytes):
-        return value
-    if type(value).__module__ == "numpy":
-        return _of_numpy(value)
-    if not depth:
-        return None
-    if isinstance(value, dict | list | tuple | deque | set):
-        if isinstance(value, set) or len(value) > MOST_ELEMENTS:
-            return len(value)
-        if isinstance(value, dict):
-            return {name: _copied(one, depth - 1) for name, one in value.items()}
-        return [_copied(one, depth - 1) for one in value]
-    fields = _fields(value)
-    return None if fields is None else {name: _copied(one, depth - 1) for name, one in fields.items()}
-
-
-def _fields(value: Any) -> dict[str, Any] | None:
-    """The attributes of a plain object; None for any other."""
-    if issubclass(type(value), _NEVER) or type(value).__module__.partition(".")[0] == "torch":
-        return None
-    try:
-        fields = vars(value)
-    except Exception:  # noqa: BLE001  an object may raise whatever it is asked for
-        return None
-    return fields if isinstance(fields, dict) else None
-
-
-def _of_numpy(value: Any) -> torch.Tensor | None:
-    try:
-        return torch.tensor(value)
-    except (TypeError, ValueError, RuntimeError):  # texts, objects
-        return None
+    return {name for name, value in _attributes(module) if tensors_of(copied(value, is_of_graph))}
 
 
 def _is_alike(found: Any, wanted: Any, rounded: float = 0.0) -> bool:
@@ -146,17 +154,6 @@ def _is_alike(found: Any, wanted: Any, rounded: float = 0.0) -> bool:
         near = math.isclose(found, wanted, rel_tol=tolerance(torch.float32), abs_tol=LEAST)
         return near or (math.isnan(found) and math.isnan(wanted))
     return type(found) is type(wanted) and bool(found == wanted)
-
-
-def _holds_graph(value: Any, depth: int = 2) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.grad_fn is not None
-    if not depth:
-        return False
-    if isinstance(value, dict | list | tuple | deque):
-        inner = value.values() if isinstance(value, dict) else value
-        return len(value) <= MOST_ELEMENTS and any(_holds_graph(one, depth - 1) for one in inner)
-    return any(_holds_graph(one, depth - 1) for one in (_fields(value) or {}).values())
 
 
 def _averaged(module: torch.nn.Module) -> dict[str, float]:

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.batch import with_running_statistics
 from flatout.frameworks.pytorch.parallel.cuts import bounds, entering
-from flatout.frameworks.pytorch.parallel.draws import Silence
 from flatout.frameworks.pytorch.parallel.group import Lost
-from flatout.frameworks.pytorch.parallel.protocol import Dividing, Pattern
-from flatout.frameworks.pytorch.seams.module_state import ModuleState
-from flatout.frameworks.pytorch.seams.random_states import RandomStates
+from flatout.frameworks.pytorch.parallel.protocol import Pattern
 from flatout.frameworks.pytorch.seams.trees import tensors_of
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.parallel.division import Division
 
 FIRST = 32
 """So many calls of a kind are all looked at: what a model does every so many calls shows in them."""
@@ -46,7 +45,7 @@ def is_due(num: int) -> bool:
     return num <= FIRST or num * 2654435761 % 2**32 < 2**32 // SELDOM
 
 
-def agrees(division: Dividing, apart: AbstractContextManager[None], pattern: Pattern, args: Any, kwargs: Any) -> bool:
+def agrees(division: Division, pattern: Pattern, args: Any, kwargs: Any) -> bool:
     """Whether samples give the same in other company, as far as that can be told.
 
     After a disagreement the kind of call is sampled no more: what computing it both ways tells counts.
@@ -54,58 +53,36 @@ def agrees(division: Dividing, apart: AbstractContextManager[None], pattern: Pat
     inputs, group = tensors_of((args, kwargs), unique=False), division.group
     num = pattern.cut.num_samples(inputs) or 0
     is_joined = any(rule.kind == "joined" for rule in pattern.rules or ())
-    if not pattern.is_sampled or pattern.noise or not is_joined or num < 2 * group.world or _compiles():
+    dynamo = sys.modules.get("torch._dynamo.utils")  # what is compiled would be once more, for so small a batch
+    compiles = dynamo is not None and bool(dynamo.counters["frames"])
+    if not pattern.is_sampled or pattern.noise or not is_joined or num < 2 * group.world or compiles:
         return True
     edges, turn = bounds(num, group.world), pattern.num_calls % (num // group.world - 1)
     low, beyond = (edges[rank % group.world] + turn for rank in (group.rank, group.rank + 1))
-    rows = group.objects(
-        _computed(division, apart, pattern, (args, kwargs), [low, low + 1, beyond]), "samples of two ranks"
-    )
+    rows = group.objects(_computed(division, pattern, args, kwargs, [low, low + 1, beyond]), "samples of two ranks")
     pairs = zip(rows, [*rows[1:], rows[0]], strict=True)
-    pattern.is_sampled = all(mine and other and _are_close(mine[1], other[0]) for mine, other in pairs)
+    pattern.is_sampled = all(mine and other and all(map(assembly.is_close, mine[1], other[0])) for mine, other in pairs)
     return pattern.is_sampled or None in rows  # a model that raises on a small batch cannot be looked at so
 
 
 def _computed(
-    division: Dividing, apart: AbstractContextManager[None], pattern: Pattern, call: tuple[Any, Any], samples: list[int]
+    division: Division, pattern: Pattern, args: Any, kwargs: Any, samples: list[int]
 ) -> tuple[Outputs, Outputs] | None:
     """Outputs of the first and of the last one; None where the model raises."""
-    module = division.module()
-    kept = ModuleState(module), RandomStates()
 
     def taken(dim: int | None) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda whole: whole if dim is None else whole.index_select(dim, torch.tensor(samples).to(whole.device))
 
-    new_args, new_kwargs, _ = entering(call[0], call[1], map(taken, pattern.cut.dims))
+    args, kwargs, _ = entering(args, kwargs, map(taken, pattern.cut.dims))
     try:
-        with (
-            apart, torch.no_grad(), Silence().on(module), with_running_statistics(),
-            division.held.in_place(),
-        ):  # fmt: skip
-            outputs = tensors_of(division.compute(*new_args, **new_kwargs))
+        with division.trial(), torch.no_grad(), with_running_statistics(), division.held.in_place():
+            outputs = tensors_of(division.compute(*args, **kwargs))
         pairs = [pair for pair in zip(pattern.rules or (), outputs, strict=True) if pair[0].kind == "joined"]
-        first, last = ([_of_sample(rule.dim, out, at) for rule, out in pairs] for at in (0, NUM - 1))
+        samples_of = [out.chunk(NUM, rule.dim) for rule, out in pairs]
+        flat = [[one[at].flatten() for one in samples_of] for at in (0, NUM - 1)]
+        first, last = ([one[:: one.numel() // MOST_ELEMENTS + 1].cpu() for one in each] for each in flat)
     except Lost:
         raise
     except Exception:  # noqa: BLE001  the script's own code, on a batch that it has not asked for
         return None
-    finally:
-        for state in kept:
-            state.restore()
     return first, last
-
-
-def _of_sample(dim: int, output: torch.Tensor, number: int) -> torch.Tensor:
-    size = output.shape[dim] // NUM
-    flat = output.narrow(dim, number * size, size).flatten()
-    return flat[:: flat.numel() // MOST_ELEMENTS + 1].cpu()
-
-
-def _are_close(found: Outputs, wanted: Outputs) -> bool:
-    return len(found) == len(wanted) and all(map(assembly.is_close, found, wanted))
-
-
-def _compiles() -> bool:
-    """Whether something is compiled in this process: it would be once more, for so small a batch."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"])

@@ -7,6 +7,7 @@ In: a plan by features that holds. Out: regions, none where nothing holds.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,8 +18,6 @@ from flatout.frameworks.pytorch.parallel.division import ModelDivision
 from flatout.frameworks.pytorch.parallel.sequence_region import Key, Region
 from flatout.frameworks.pytorch.parallel.tensor_layers import Layer
 from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan, Watched, agrees
-from flatout.frameworks.pytorch.seams.module_state import ModuleState
-from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 MOST_TRIES = 12
@@ -26,16 +25,7 @@ MOST_TRIES = 12
 
 
 class SequencePlan:
-    """Finds the regions of a module.
-
-    Args:
-        division: Of the module's calls.
-        watched: A call of it.
-        plan: How layers are divided by features.
-        layers: Which.
-        call: What is given in it.
-        wanted: The outputs of it.
-    """
+    """Finds the regions of a module, by a call of it and how layers are divided by features."""
 
     def __init__(
         self, division: ModelDivision, watched: Watched, plan: TensorPlan, layers: Sequence[Layer], call: Any,
@@ -45,7 +35,6 @@ class SequencePlan:
         self._group, self._plan, self._wanted = division.sharing, plan, wanted
         self._together = {id(layer.module) for layer in layers if layer.kind in ("row", "heads")}
         self._divided = {id(inner) for layer in layers for inner in layer.module.modules()}
-        self._states = ModuleState(division.module()), RandomStates()
         self._num_tries = 0
 
     def find(self) -> list[Region]:
@@ -58,54 +47,36 @@ class SequencePlan:
                 if self._num_tries >= MOST_TRIES:
                     return found
                 self._num_tries += 1
-                for state in self._states:
-                    state.restore()
                 if agrees(self._division, self._plan, self._layers, self._call, self._wanted, [*found, region]):
                     region.settle()
                     found.append(region)
                     break
         return found
 
-    # -- what may be one ---------------------------------------------------------------------------------------------
-
     def _chains(self) -> Iterator[list[nn.Module]]:
-        """Blocks, each of which is given what the one before has returned; outer ones first."""
-        seen: set[int] = set()
-        for module in self._watched.module.modules():
-            if id(module) in seen or not self._may_be_block(module):
-                continue
-            chain = [module]
-            while (following := self._following(chain[-1])) is not None:
-                chain.append(following)
-            seen.update(map(id, chain))
-            yield chain
+        """The model, and blocks of one kind side by side, outer ones first: one is given what another has returned."""
+        whole = self._watched.module
+        for siblings in [[whole], *(list(parent.children()) for parent in whole.modules())]:
+            for kind, run in itertools.groupby(siblings, lambda one: type(one) if self._may_be_block(one) else None):
+                if kind is not None:
+                    yield list(run)
 
     def _may_be_block(self, module: nn.Module) -> bool:
-        """Whether it returns a sequence like one that it is given, and layers that go together are within."""
-        if id(module) not in self._watched.calls or id(module) in self._together or not self._is_plain(module):
+        """Whether it returns a sequence like one that it is given, and layers that go together are within.
+
+        Its `forward` must be its class's, every layer of it that is divided called once, and something gained by it:
+        norms, which have parameters.
+        """
+        if id(module) not in self._watched.calls or id(module) in self._together or "forward" in vars(module):
             return False
         args, kwargs, value = self._watched.calls[id(module)]
         shapes = {t.shape for t in tensors_of(value)}
         inner = {id(one) for one in module.modules()}
-        whole = any(m._parameters for m in module.modules() if id(m) not in self._divided)  # norms: something is gained
+        whole = any(m._parameters for m in module.modules() if id(m) not in self._divided)
         given = any(_is_sequence(t, shapes) for t in tensors_of((args, kwargs)))
-        return bool(inner & self._together) and whole and given
-
-    def _is_plain(self, module: nn.Module) -> bool:
-        """Whether its `forward` is its class's, and every layer of it that is divided is called once."""
-        layers = [layer.module for layer in self._layers]
-        inner = {id(one) for one in module.modules()}
-        once = all(len(self._watched.outputs.get(id(one), (0,))) == 1 for one in layers if id(one) in inner)
-        return once and "forward" not in vars(module)
-
-    def _following(self, block: nn.Module) -> nn.Module | None:
-        """The block of the same kind that gets what one has returned."""
-        known = self._watched.flow
-        returned = set(known[id(block)][1])
-        others = [
-            one for one in self._watched.order if type(one) is type(block) and one is not block and id(one) in known
-        ]
-        return next((one for one in others if returned & set(known[id(one)][0]) and self._may_be_block(one)), None)
+        layers = (id(layer.module) for layer in self._layers)
+        once = all(len(self._watched.outputs.get(one, (0,))) == 1 for one in layers if one in inner)
+        return bool(inner & self._together) and whole and given and once
 
     def _candidates(self, chain: list[nn.Module]) -> Iterator[Region]:
         """Ways of cutting what a chain is given, the longer dimension first."""
@@ -113,27 +84,18 @@ class SequencePlan:
         shapes = {t.shape for t in tensors_of(value)}
         given = tensors_of((args, kwargs))
         number = next(place for place, tensor in enumerate(given) if _is_sequence(tensor, shapes))
-        shape = given[number].shape
-        world = self._group.world
+        shape, world = given[number].shape, self._group.world
         dims = [dim for dim in range(len(shape) - 1) if not shape[dim] % world and shape[dim] >= world]
-        scopes = self._scopes(chain)
-        if any(block is scope for block in chain for scope in scopes):
-            return
-        for dim in sorted(dims, key=lambda dim: -shape[dim]):
-            yield Region(chain, number, dim, scopes, self._group, self._shapes(chain))
-
-    def _scopes(self, chain: Sequence[nn.Module]) -> list[nn.Module]:
-        """Modules that are to be given all positions: those that are told a number of heads."""
         inner = {id(one) for block in chain for one in block.modules()}
-        found: dict[int, nn.Module] = {}
-        for layer in self._layers:
-            if layer.scope is not None and id(layer.module) in inner and layer.attributes:
-                found[id(layer.scope)] = layer.scope
-        return list(found.values())
+        told = (layer.scope for layer in self._layers if id(layer.module) in inner and layer.attributes)
+        # what is told a number of heads is to be given all positions
+        scopes = list({id(scope): scope for scope in told if scope is not None}.values())
+        if not any(block is scope for block in chain for scope in scopes):
+            for dim in sorted(dims, key=lambda dim: -shape[dim]):
+                yield Region(chain, number, dim, scopes, self._group, self._shapes(inner))
 
-    def _shapes(self, chain: Sequence[nn.Module]) -> dict[Key, torch.Size]:
+    def _shapes(self, inner: set[int]) -> dict[Key, torch.Size]:
         """Of what modules were given and returned when whole."""
-        inner = {id(one) for block in chain for one in block.modules()}
         shapes: dict[Key, torch.Size] = {}
         for which, (args, kwargs, value) in self._watched.calls.items():
             if which not in inner:

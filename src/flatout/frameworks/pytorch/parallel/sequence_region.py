@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,34 +29,16 @@ Key = tuple[int, str, int]
 """A module, whether given or returned, and the number of the tensor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """How a tensor is cut that has positions.
-
-    Attributes:
-        dim: The dimension.
-        times: It is so many times as long as there are positions.
-    """
-
-    dim: int
-    times: int
-
-
 def other_way(cause: str) -> NotDivided:
     """A block takes another way than when it was divided."""
     return NotDivided("blocks whose positions are divided take another way", cause=cause, hint=REPLICATE)
 
 
 class Region:
-    """Blocks that are called one after the other.
+    """Blocks that are called one after the other; the tensor of a number that the first one is given is cut.
 
-    Args:
-        blocks: They.
-        number: Of the tensor that is cut, among those that the first one is given.
-        dim: Along which.
-        scopes: Modules within that are given all positions: attention, of which layers are divided together.
-        group: All ranks.
-        shapes: Of whole tensors, in the call by which the region was found.
+    `scopes`: modules within that are given all positions: attention, of which layers are divided together. `shapes`: of
+    whole tensors, in the call by which the region was found.
     """
 
     def __init__(
@@ -66,10 +47,11 @@ class Region:
     ) -> None:  # fmt: skip
         self.blocks, self.scopes = blocks, scopes
         self._number, self._dim, self._group, self._shapes = number, dim, group, shapes
-        self._ways: dict[Key, Way | None] = {}
+        self._dims: dict[Key, int | None] = {}
         self._length = shapes[id(blocks[0]), "given", number][dim]
         self._lengths: set[int] = set()
-        self._way: Way | None = None
+        self._present: int | None = None
+        """Along which dimension was cut what was gathered last."""
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None
         self._within = {id(inner) for scope in scopes for inner in scope.modules()}
         self._inner = {id(inner) for block in blocks for inner in block.modules()}
@@ -99,7 +81,15 @@ class Region:
             with draws():  # one block may be computed anew by itself, with what it has drawn
                 value = forward(block, *args, **kwargs)
             self._last = None
-            return self._put_together(block, value) if is_last else value
+            numbers = itertools.count()
+
+            def whole(tensor: torch.Tensor) -> torch.Tensor:
+                dim = self._dim_of((id(block), "returned", next(numbers)), tensor)
+                if dim is None:
+                    return tensor
+                return tensor_exchanges.joined(tensor, self._group, self._edges(), dim, "positions")
+
+            return map_tensors(whole, value) if is_last else value
 
         return computed
 
@@ -108,19 +98,8 @@ class Region:
         self._length = whole.shape[self._dim]
         if torch._C._current_graph_task_id() == -1:
             self._lengths.add(self._length)
-        mine = tensor_exchanges.cut(whole, self._group, self._edges(Way(self._dim, 1)), self._dim)
+        mine = tensor_exchanges.cut(whole, self._group, self._edges(), self._dim)
         return map_tensors(lambda one: mine if one is whole else one, (args, kwargs))
-
-    def _put_together(self, block: nn.Module, value: Any) -> Any:
-        numbers = itertools.count()
-
-        def whole(tensor: torch.Tensor) -> torch.Tensor:
-            way = self._way_of((id(block), "returned", next(numbers)), tensor)
-            if way is None:
-                return tensor
-            return tensor_exchanges.joined(tensor, self._group, self._edges(way), way.dim, "positions")
-
-        return map_tensors(whole, value)
 
     def _scope(self, scope: nn.Module) -> Callable[..., Any]:
         forward = type(scope).forward
@@ -131,56 +110,58 @@ class Region:
 
         return computed
 
-    # -- layers ------------------------------------------------------------------------------------------------------
-
     def gathered(self, module: nn.Module, given: Any) -> Any:
         """All positions of what a module is given; it computes some features of them, whose gradients are summed."""
         if id(module) in self._within and module not in self.scopes:
             return given
-        numbers = itertools.count()
-        ways: list[Way] = []
+        numbers, present = itertools.count(), list[int]()
 
         def whole(tensor: torch.Tensor) -> torch.Tensor:
-            way = self._way_of((id(module), "given", next(numbers)), tensor)
-            if way is not None:
-                ways.append(way)
+            dim = self._dim_of((id(module), "given", next(numbers)), tensor)
+            if dim is not None:
+                present.append(dim)
             if self._last is None or self._last[0] is not tensor:  # layers that get the same, one after the other
-                self._last = tensor, self._entered(tensor, way)
+                entered = tensor
+                if dim is not None:
+                    entered = tensor_exchanges.gathered(tensor, self._group, self._edges(), dim)
+                elif tensor.requires_grad:
+                    entered = tensor_exchanges.entering(tensor, self._group)
+                self._last = tensor, entered
             return self._last[1]
 
         found = map_tensors(whole, given)
-        self._way = ways[0] if ways else self._way
+        self._present = present[0] if present else self._present
         return found
-
-    def _entered(self, tensor: torch.Tensor, way: Way | None) -> torch.Tensor:
-        if way is None:
-            return tensor_exchanges.entering(tensor, self._group) if tensor.requires_grad else tensor
-        return tensor_exchanges.gathered(tensor, self._group, self._edges(way), way.dim)
 
     def summed(self, part: torch.Tensor) -> torch.Tensor:
         """The sum of what ranks have found with their features, this rank's positions of it."""
-        way = self._way_now()
-        return tensor_exchanges.scattered(part, self._group, self._edges(way), way.dim)
+        return tensor_exchanges.scattered(part, self._group, self._edges(), self._present_dim())
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's positions of what all ranks have."""
-        way = self._way_now()
-        return tensor_exchanges.cut(whole, self._group, self._edges(way), way.dim)
+        return tensor_exchanges.cut(whole, self._group, self._edges(), self._present_dim())
 
-    def _way_now(self) -> Way:
-        """By what was gathered last."""
-        if self._way is None:
+    def _present_dim(self) -> int:
+        if self._present is None:
             raise other_way("a layer of a block was given what has no positions")
-        return self._way
+        return self._present
 
-    def _way_of(self, key: Key, tensor: torch.Tensor) -> Way | None:
-        """How a tensor is cut: found by its shape when blocks are divided, and the same ever after."""
-        if key not in self._ways:
+    def _dim_of(self, key: Key, mine: torch.Tensor) -> int | None:
+        """Along which dimension a tensor is cut; None: it is whole.
+
+        That is found by its shape when blocks are divided, and the same ever after.
+        """
+        if key not in self._dims:
             whole = self._shapes.get(key)
             if whole is None:
                 raise other_way("a block calls a layer that it did not call before")
-            self._ways[key] = _difference(whole, tensor.shape, self._length, self._group)
-        return self._ways[key]
+            edges, rank = self._edges(), self._group.rank
+            others = [dim for dim, pair in enumerate(zip(whole, mine.shape, strict=False)) if pair[0] != pair[1]]
+            sizes = [(whole[dim], mine.shape[dim]) for dim in others]
+            if len(whole) != mine.dim() or (others and sizes != [(edges[-1], edges[rank + 1] - edges[rank])]):
+                raise other_way(f"{tuple(mine.shape)} is no part of {tuple(whole)}")
+            self._dims[key] = others[0] if others else None
+        return self._dims[key]
 
     def settle(self) -> None:
         """What is not known now is another way."""
@@ -190,27 +171,12 @@ class Region:
         """A way back is over."""
         self._lengths.clear()
 
-    def _edges(self, way: Way) -> list[int]:
+    def _edges(self) -> list[int]:
         if len(self._lengths) > 1 and torch._C._current_graph_task_id() != -1:
             raise other_way("blocks that are computed anew on the way back were called with sequences of two lengths")
-        return [way.times * edge for edge in bounds(self._length, self._group.world)]
+        return bounds(self._length, self._group.world)
 
 
 def partial_of(regions: Sequence[Region], cuts: Container[int]) -> set[int]:
     """Parameters that are whole on every rank and of whose gradients each rank has a share, by their identity."""
     return {id(p) for region in regions for p in region.parameters if id(p) not in cuts}
-
-
-def _difference(whole: Sequence[int], mine: Sequence[int], length: int, group: Group) -> Way | None:
-    """How a shape is a part of another; None where it is the same one."""
-    if tuple(whole) == tuple(mine):
-        return None
-    others = [dim for dim, (a, b) in enumerate(zip(whole, mine, strict=False)) if a != b]
-    edges = bounds(length, group.world)
-    size = edges[group.rank + 1] - edges[group.rank]
-    if len(whole) == len(mine) and len(others) == 1:
-        (dim,) = others
-        times, rest = divmod(whole[dim], length)
-        if not rest and mine[dim] == times * size:
-            return Way(dim, times)
-    raise other_way(f"{tuple(mine)} is no part of {tuple(whole)}")

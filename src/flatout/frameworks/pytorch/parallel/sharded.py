@@ -34,25 +34,19 @@ def chunked(size: int, world: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Placement:
-    """How a tensor is cut.
-
-    Attributes:
-        shape: Of the whole.
-        group: The ranks that share it.
-        refuse: Told of what cannot be done with a part; it ends the run.
-        edges: Where each rank's piece begins within a block, and where the last one's ends.
-        number: Of the parameter, the same on all ranks: what they ask for in one exchange is compared.
-        dim: The dimension that is cut.
-        blocks: So many equal blocks make up that dimension.
-    """
+    """How a tensor of some shape is cut over the ranks of a group."""
 
     shape: torch.Size
     group: Group
     refuse: Callable[[NotDivided], Any]
+    """Told of what cannot be done with a part; it ends the run."""
     edges: tuple[int, ...]
+    """Where each rank's piece begins within a block, and where the last one's ends."""
     number: int = 0
+    """Of the parameter, the same on all ranks: what they ask for in one exchange is compared."""
     dim: int = 0
     blocks: int = 1
+    """So many equal blocks make up the dimension that is cut."""
 
     @property
     def part_shape(self) -> torch.Size:
@@ -62,62 +56,47 @@ class Placement:
 
     def is_alike(self, other: Placement) -> bool:
         """Whether parts of two tensors go together, element by element."""
-        return self is other or (
-            (self.shape, self.edges, self.dim, self.blocks) == (other.shape, other.edges, other.dim, other.blocks)
-            and self.group.ranks == other.group.ranks
-        )
+        mine, others = ((p.shape, p.edges, p.dim, p.blocks, p.group.ranks) for p in (self, other))
+        return mine == others
 
     def mine(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part of a whole tensor: a view where there is one."""
         low, size = self.edges[self.group.rank], self._size(self.group.rank)
         if self.blocks == 1:
             return whole.narrow(self.dim, low, size)
-        return whole.unflatten(self.dim, (self.blocks, -1)).narrow(self.dim + 1, low, size).flatten(
-            self.dim, self.dim + 1
-        )  # fmt: skip
+        blocks = whole.unflatten(self.dim, (self.blocks, -1)).narrow(self.dim + 1, low, size)
+        return blocks.flatten(self.dim, self.dim + 1)
 
     def gathered(self, part: torch.Tensor) -> torch.Tensor:
         """The whole from the parts of all ranks; every rank must ask for it, at the same time."""
-        self._refuse_threads()
-        tag = torch.tensor([self.number, self.shape.numel()], device=part.device)
-        self.compare(self.group.gather(tag, "gathering of a parameter"))
-        owner = self._owner()
-        if owner is not None:
-            whole = part.detach().clone() if owner == self.group.rank else part.new_empty(self.shape)
-            return self.group.broadcast(whole.contiguous(), "gathering of a parameter", source=owner)
+        group, name = self.group, "gathering of a parameter"
+        if threading.current_thread() is not threading.main_thread():
+            problem = NotDivided(
+                "a thread of the script's asks for a sharded parameter",
+                cause="all ranks gather it together, and threads do not come in the same order everywhere",
+                hint="copy what a thread is to save to whole tensors before (`copy.deepcopy`); or " + REPLICATE,
+            )
+            self.refuse(problem)
+        self.compare(group.gather(torch.tensor([self.number, self.shape.numel()], device=part.device), name))
+        owners = [rank for rank in range(group.world) if self._size(rank)]
+        if len(owners) == 1 < group.world:  # one rank has all of it
+            whole = part.detach().clone() if owners[0] == group.rank else part.new_empty(self.shape)
+            return group.broadcast(whole.contiguous(), name, source=owners[0])
         pieces = part.unflatten(self.dim, (self.blocks, part.shape[self.dim] // self.blocks))
-        return self.group.joined(pieces, self.edges, self.dim + 1, "gathering of a parameter").flatten(
-            self.dim, self.dim + 1
-        )  # fmt: skip
+        return group.joined(pieces, self.edges, self.dim + 1, name).flatten(self.dim, self.dim + 1)
 
     def compare(self, tags: torch.Tensor) -> None:
         """Make sure that all ranks have asked for the same."""
         if not bool((tags == tags[0]).all()):
-            self.refuse(
-                NotDivided(
-                    "ranks ask for different parameters at the same time",
-                    cause="the script goes through them in an order that depends on the process (a set, the time)",
-                    hint=REPLICATE,
-                )
+            problem = NotDivided(
+                "ranks ask for different parameters at the same time",
+                cause="the script goes through them in an order that depends on the process (a set, the time)",
+                hint=REPLICATE,
             )
-
-    def _refuse_threads(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            self.refuse(
-                NotDivided(
-                    "a thread of the script's asks for a sharded parameter",
-                    cause="all ranks gather it together, and threads do not come in the same order everywhere",
-                    hint="copy what a thread is to save to whole tensors before (`copy.deepcopy`); or " + REPLICATE,
-                )
-            )
+            self.refuse(problem)
 
     def _size(self, rank: int) -> int:
         return self.edges[rank + 1] - self.edges[rank]
-
-    def _owner(self) -> int | None:
-        """The rank that has all of it; None where it is shared."""
-        has = [rank for rank in range(self.group.world) if self._size(rank)]
-        return has[0] if len(has) == 1 and self.group.world > 1 else None
 
 
 def in_rows(shape: Sequence[int], group: Group, refuse: Callable[[NotDivided], Any], number: int = 0) -> Placement:
@@ -143,30 +122,35 @@ class Answering(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return cls.answer(func, args, kwargs or {})
 
+    def plain(self) -> torch.Tensor:
+        """A tensor of its own that is what this one stands for."""
+        raise NotImplementedError
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A pickle holds a plain tensor: it can be read without ranks."""
+        return self.plain().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:  # type: ignore[override]
+        """A copy is plain."""
+        if id(self) not in memo:
+            memo[id(self)] = self.plain()
+        found: torch.Tensor = memo[id(self)]
+        return found
+
 
 class Sharded(Answering):
     """A rank's part of a tensor, whole to Python: see `torch_function.py`."""
 
     placement: Placement
     origin: Sharded | None = None
-    """Of what tensor it is the `.data`, which has a version of its own."""
+    """Of what tensor it is the `.data`."""
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """A pickle holds the whole: it can be read without ranks."""
-        return whole_of(self).__reduce_ex__(protocol)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:  # type: ignore[override]
-        """A copy is whole."""
-        if id(self) not in memo:
-            memo[id(self)] = whole_of(self)
-        found: torch.Tensor = memo[id(self)]
-        return found
+    def plain(self) -> torch.Tensor:
+        """The whole."""
+        return whole_of(self)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return repr(whole_of(self))
-
-    def __format__(self, spec: str) -> str:
-        return format(whole_of(self), spec)
 
 
 class Copied(Answering):
@@ -176,55 +160,40 @@ class Copied(Answering):
     seen: int
     """Version of the tensor of which it is a copy."""
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """A pickle holds a plain tensor."""
-        return part_of(self).__reduce_ex__(protocol)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:  # type: ignore[override]
-        """A copy is one of its own."""
-        return memo.setdefault(id(self), part_of(self).clone())  # type: ignore[no-any-return]
+    def plain(self) -> torch.Tensor:
+        """The copy."""
+        return part_of(self).clone()
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        _become_plain(self)  # whose name it is to be shown with
+        it: Any = self
+        it.__class__ = torch.Tensor  # whose name it is to be shown with
         try:
             return repr(self)
         finally:
-            self.__class__ = Copied
+            it.__class__ = Copied
 
 
-def become(tensor: torch.Tensor, placement: Placement, held: Any = None) -> Sharded:
+def become(tensor: torch.Tensor, placement: Placement, moved: Any = None) -> Sharded:
     """Have a tensor, which holds this rank's part, be the whole one to Python; it stays the same object.
 
-    Args:
-        tensor: The part.
-        placement: Which it is.
-        held: What holds the memory of a parameter: told where it is to lie from now on (`moved`).
+    `moved` has a parameter's new part, where it lies elsewhere from now on.
     """
     is_parameter = isinstance(tensor, nn.Parameter)
     tensor.__class__ = Sharded
     tensor.placement = placement  # type: ignore[attr-defined]
-    if held is not None:
-        tensor.held = held  # type: ignore[attr-defined]
+    if moved is not None:
+        tensor.moved = moved  # type: ignore[attr-defined]
     if is_parameter:  # PyTorch's own mark
         tensor._is_param = True  # type: ignore[attr-defined]
     return tensor  # type: ignore[return-value]
 
 
-def _become_plain(tensor: Any) -> None:
-    tensor.__class__ = torch.Tensor
-
-
 def copied(found: Any, base: Sharded) -> None:
     """Mark the tensors that a view gave."""
+    base = base if base.origin is None else base.origin  # which is written to in training
     for tensor in tensors_of(found):
         tensor.__class__ = Copied
-        tensor.base, tensor.seen = base, version_of(base)  # type: ignore[attr-defined]
-
-
-def version_of(tensor: Sharded) -> int:
-    """How often it was written to, by the names under which that is counted."""
-    own = int(tensor._version)
-    return own if tensor.origin is None else own + version_of(tensor.origin)
+        tensor.base, tensor.seen = base, base._version  # type: ignore[attr-defined]
 
 
 def part_of(tensor: torch.Tensor) -> torch.Tensor:

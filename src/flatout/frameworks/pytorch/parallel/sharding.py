@@ -36,59 +36,81 @@ ELEMENTWISE = (
 Optimizer = torch.optim.Optimizer
 
 
-class ShardedUpdates:
-    """The optimizers of a process; `refuse` is told of those that cannot update rows, and ends the run."""
+def update_rows(refuse: Callable[[NotDivided], Any]) -> None:
+    """Have optimizers update rows; `refuse` is told of those that cannot, and ends the run."""
+    for kind in (getattr(torch.optim, name) for name in ELEMENTWISE):
+        if "step" in vars(kind):
+            Patch(kind, "step", _by_rows)
+    if hasattr(clip_grad, "_get_total_norm"):
+        Patch(clip_grad, "_get_total_norm", _of_all_at_once)
 
-    def __init__(self, refuse: Callable[[NotDivided], Any]) -> None:
-        self._refuse = refuse
-        for kind in (getattr(torch.optim, name) for name in ELEMENTWISE):
-            if "step" in vars(kind):
-                Patch(kind, "step", self._by_rows)
-        register_optimizer_step_pre_hook(self._check)
-        if hasattr(clip_grad, "_get_total_norm"):
-            Patch(clip_grad, "_get_total_norm", _of_all_at_once)
-
-    def _check(self, optimizer: Optimizer, *_: Any) -> None:
-        if next(_sharded(optimizer), None) is None:
-            return
+    def check(optimizer: Optimizer, *_: Any) -> None:
         step = next(kind for kind in type(optimizer).__mro__ if "step" in vars(kind))
-        if not step.__module__.startswith("torch.optim"):
-            self._refuse(
-                NotDivided(
-                    f"`{type(optimizer).__name__}` cannot update parameters that are sharded",
-                    cause=f"its step is not PyTorch's (`{step.__module__}`): it may need all of a parameter's memory, "
-                    "and a rank holds some rows",
-                    hint=REPLICATE,
-                )
+        if not step.__module__.startswith("torch.optim") and _sharded(optimizer):
+            problem = NotDivided(
+                f"`{type(optimizer).__name__}` cannot update parameters that are sharded",
+                cause=f"its step is not PyTorch's (`{step.__module__}`): it may need all of a parameter's memory, "
+                "and a rank holds some rows",
+                hint=REPLICATE,
             )
+            refuse(problem)
 
-    def _by_rows(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
-        del patch
+    register_optimizer_step_pre_hook(check)
 
-        @functools.wraps(original)
-        def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            parameters = list(_sharded(optimizer))
-            if not parameters:
-                return original(optimizer, closure) if closure is not None else original(optimizer)
-            self._share_state(optimizer, parameters)
-            with _as_rows(parameters):
-                found = original(optimizer, _as_wholes(parameters, closure)) if closure else original(optimizer)
-            self._share_state(optimizer, parameters)
-            return found
 
-        return step
+def _by_rows(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
+    del patch
 
-    def _share_state(self, optimizer: Optimizer, parameters: list[Sharded]) -> None:
-        """State is sharded as parameters are: what is whole is cut, what was made for rows stands for the whole."""
-        for parameter in parameters:
-            state = optimizer.state.get(parameter, {})
-            for name, value in state.items():
-                if not isinstance(value, torch.Tensor) or isinstance(value, Sharded) or not value.dim():
-                    continue
-                if value.shape == parameter.placement.part_shape:
-                    become(value, parameter.placement)
-                elif value.shape == parameter.placement.shape:
-                    state[name] = become(parameter.placement.mine(value).clone(), parameter.placement)
+    @functools.wraps(original)
+    def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        parameters = _sharded(optimizer)
+        if not parameters:
+            return original(optimizer, closure) if closure is not None else original(optimizer)
+
+        def with_wholes() -> Any:
+            """The script's own closure, for which parameters are whole."""
+            assert closure is not None
+            with _being(parameters, Sharded), torch._C._EnableTorchFunction(), torch.enable_grad():
+                return closure()
+
+        _share_state(optimizer, parameters)
+        # PyTorch's kernels for many tensors want plain ones
+        with _being(parameters, nn.Parameter), torch._C.DisableTorchFunctionSubclass():
+            found = original(optimizer, with_wholes) if closure is not None else original(optimizer)
+        _share_state(optimizer, parameters)
+        return found
+
+    return step
+
+
+def _share_state(optimizer: Optimizer, parameters: list[Sharded]) -> None:
+    """State is sharded as parameters are: what is whole is cut, what was made for rows stands for the whole."""
+    for parameter in parameters:
+        cut, state = parameter.placement, optimizer.state.get(parameter, {})
+        for name, value in state.items():
+            if not isinstance(value, torch.Tensor) or isinstance(value, Sharded) or not value.dim():
+                continue
+            if value.shape == cut.part_shape:
+                become(value, cut)
+            elif value.shape == cut.shape:
+                state[name] = become(cut.mine(value).clone(), cut)
+
+
+def _sharded(optimizer: Optimizer) -> list[Sharded]:
+    return [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, Sharded)]
+
+
+@contextmanager
+def _being(parameters: list[Sharded], kind: type) -> Iterator[None]:
+    """Within, parameters are of a type to whoever looks."""
+    kinds = [type(parameter) for parameter in parameters]
+    for parameter in parameters:
+        parameter.__class__ = kind
+    try:
+        yield
+    finally:
+        for parameter, former in zip(parameters, kinds, strict=True):
+            parameter.__class__ = former
 
 
 def _of_all_at_once(original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
@@ -105,44 +127,13 @@ def _of_all_at_once(original: Callable[..., Any], patch: Patch) -> Callable[...,
     return total_norm
 
 
-def _sharded(optimizer: Optimizer) -> Iterator[Sharded]:
-    return (p for group in optimizer.param_groups for p in group["params"] if isinstance(p, Sharded))
-
-
-@contextmanager
-def _as_rows(parameters: list[Sharded]) -> Iterator[None]:
-    """Parameters are their rows to whoever looks: PyTorch's kernels for many tensors want plain ones."""
-    for parameter in parameters:
-        parameter.__class__ = nn.Parameter  # type: ignore[assignment]
-    try:
-        with torch._C.DisableTorchFunctionSubclass():
-            yield
-    finally:
-        for parameter in parameters:
-            parameter.__class__ = Sharded
-
-
-def _as_wholes(parameters: list[Sharded], closure: Callable[[], Any]) -> Callable[[], Any]:
-    """The script's own closure, for which parameters are whole."""
-
-    def call() -> Any:
-        for parameter in parameters:
-            parameter.__class__ = Sharded
-        try:
-            with torch._C._EnableTorchFunction(), torch.enable_grad():
-                return closure()
-        finally:
-            for parameter in parameters:
-                parameter.__class__ = nn.Parameter  # type: ignore[assignment]
-
-    return call
-
-
 M_MMAP_THRESHOLD = -3
 """Source: `mallopt(3)`, Linux manual pages."""
 
 MAPPED_BYTES = 4 << 20
-"""Blocks of this size and more are mapped by themselves. Smaller parts of models are gathered with others."""
+"""Blocks of this size and more are mapped by themselves, so that gathered parameters, which come and go in every call,
+return to the system: the C library keeps blocks of up to 32 MB once it has seen such blocks freed; a model of 100 M
+parameters on four ranks then held 2.0 GB each, where 0.9 GB were in use (`benchmarks/figures.md`)."""
 
 
 class Sharding:
@@ -150,23 +141,26 @@ class Sharding:
 
     def __init__(self, group: Group, terms: Terms, refuse: Callable[[NotDivided], Any]) -> None:
         self._group, self._refuse, self._mode = group, refuse, terms.mode
-        self._is_grouped = terms.mode in GROUPED_MODES
         self._meshes: dict[str, Any] = {}
         self._shards: list[tuple[nn.Module, Any]] = []
-        self._updates = ShardedUpdates(refuse)
+        update_rows(refuse)
 
     @functools.cached_property
     def _groups(self) -> tuple[Group, Group | None]:
-        """Made when they are needed first: they take over who observes the exchanges of all."""
-        world = self._group.world
-        return _groups(self._group, sharing_ranks(world, self._group.me.local_world) if self._is_grouped else world)
+        """The ranks that share a model with this one, and those that hold what it holds: one in each such group.
+
+        Made when they are needed first: they take over who observes the exchanges of all.
+        """
+        group, world = self._group, self._group.world
+        width = sharing_ranks(world, group.me.local_world) if self._mode in GROUPED_MODES else world
+        if width == world:
+            return group, None
+        row, column = divmod(group.rank, width)
+        sharing = group.of_ranks(f"model{row}", list(range(row * width, (row + 1) * width)))
+        return sharing, group.of_ranks(f"replicas{column}", list(range(column, world, width)))
 
     def holding(self, call: OuterCall) -> Callable[[nn.Module, Collection[int]], Held]:
-        """How a module's parameters are to be held, once it is known how its calls are divided.
-
-        Raises:
-            NotDivided: They cannot be.
-        """
+        """How a module's parameters are to be held, once it is known how its calls are divided; or `NotDivided`."""
         parameters = list(call.module.parameters())
         kinds = {(p.dtype, p.device.type) for p in parameters if p.dim() and p.is_floating_point()}
         cause = ""
@@ -184,14 +178,13 @@ class Sharding:
         return self._held
 
     def plan(self, division: ModelDivision, call: OuterCall) -> None:
-        """Have a model be divided itself, at its first call.
-
-        Raises:
-            NotDivided: It cannot be.
-        """
+        """Have a model be divided itself, at its first call; or `NotDivided`."""
         self.holding(call)  # what it refuses is refused here
         division.sharing, division.replicas = self._groups
-        division.return_memory = _return_freed
+        if environment_decides() is None and why_not_glibc() is None:
+            # the C library would keep what calls took that were computed both ways; a threshold, as for rows, would
+            # return activations in every step and fault them in again
+            division.return_memory = lambda: c_library().malloc_trim(0)
         division.cuts_batches = "pipeline" in self._mode or division.replicas is not None
 
         def planned(division: ModelDivision, args: Any, kwargs: Any, pattern: Pattern) -> Held:
@@ -210,28 +203,20 @@ class Sharding:
 
         division.planner = planned
 
-    def _return_memory(self) -> None:
-        """Have what is let go of return to the system: gathered parameters come and go in every call.
-
-        The C library keeps blocks of up to 32 MB once it has seen such blocks freed; a model of 100 M parameters on
-        four ranks then held 2.0 GB each, where 0.9 GB were in use (`benchmarks/figures.md`).
-        """
-        if environment_decides() is None and why_not_glibc() is None:
-            c_library().mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
-
     def _held(self, module: nn.Module, called: Collection[int]) -> Held:
         from flatout.frameworks.pytorch.parallel.fully_sharded import Mesh  # PyTorch's layers take 0.5 s to load
         from flatout.frameworks.pytorch.parallel.shards import Shards
 
         device = next(p.device for p in module.parameters())
         if device.type not in self._meshes:
-            self._return_memory()
+            if environment_decides() is None and why_not_glibc() is None:
+                c_library().mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
             self._meshes[device.type] = Mesh(self._group, device, *self._groups)
         shards = Shards(module, self._meshes[device.type], self._group, called, self._refuse)
         self._shards.append((module, shards))
         return shards
 
-    def evaluated(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def evaluated(self, call: OuterCall, args: Any, kwargs: Any) -> Any:
         """Compute a call of which no gradients are taken."""
         shards = next((shards for module, shards in self._shards if module is call.module), None)
         if shards is None:
@@ -248,21 +233,3 @@ class Sharding:
 
             forget()
         self._meshes.clear()
-
-
-def _return_freed() -> None:
-    """Have the C library return what is free: it would keep what calls took that were computed both ways.
-
-    Setting a threshold, as for rows, would return activations in every step and fault them in again.
-    """
-    if environment_decides() is None and why_not_glibc() is None:
-        c_library().malloc_trim(0)
-
-
-def _groups(group: Group, width: int) -> tuple[Group, Group | None]:
-    """The ranks that share a model with this one, and those that hold what it holds: one in each such group."""
-    if width == group.world:
-        return group, None
-    row, column = divmod(group.rank, width)
-    sharing = group.of_ranks(f"model{row}", list(range(row * width, (row + 1) * width)))
-    return sharing, group.of_ranks(f"replicas{column}", list(range(column, group.world, width)))

@@ -11,33 +11,26 @@ Source: `torch.distributed.fsdp.fully_shard`; Zhao et al., arXiv 2304.11277; Raj
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from flatout.frameworks.pytorch.parallel.cuts import Tensors
 from flatout.frameworks.pytorch.parallel.fully_sharded import Mesh, fully_sharded, groups_of, set_sums, silently, units
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded import Sharded, become, can_be_cut, in_rows
-from flatout.frameworks.pytorch.parallel.stand_ins import ShardMemory, refuse_others, take_place
+from flatout.frameworks.pytorch.parallel.stand_ins import refuse_others, take_place
 
 Refuse = Callable[[NotDivided], Any]
 
 
 class Shards(Held):
-    """The parameters of one module, of each some rows.
-
-    Args:
-        module: To be sharded, now.
-        mesh: The ranks.
-        group: All of them.
-        called: Identities of the modules that a call of it calls.
-        refuse: Told of what cannot be done; it ends the run.
-    """
+    """The parameters of one module, of each some rows; they are sharded now, by the modules that a call of it calls."""
 
     takes_mean = True
 
@@ -50,13 +43,14 @@ class Shards(Held):
         rest = {p for p in owners.values() if not can_be_cut(p)}
         self._states = fully_sharded(module, units(module, called), mesh, rest)
         self._groups = [group for state in self._states for group in groups_of(state)]
-        self._held = {id(owners[_place(one)]): one for each in self._groups for one in each.fsdp_params}
-        self._every = list({id(p): p for p in owners.values()}.values())
+        every = [one for each in self._groups for one in each.fsdp_params]
+        self._held = {id(owners[id(one._module_info.module), one._module_info.param_name]): one for one in every}
+        self.parameters = list({id(p): p for p in owners.values()}.values())
         self._cut = [(p, self._held[id(p)]) for p in self.parameters if id(p) in self._held]
         self._rest = [p for p in self.parameters if id(p) not in self._held]
         for parameter, held in self._cut:
             rows = in_rows(parameter.shape, mesh.sharing, refuse, next(mesh.numbers))
-            take_place(parameter, held.sharded_param._local_tensor, rows, ShardMemory(held))
+            take_place(parameter, held.sharded_param._local_tensor, rows, functools.partial(_moved, held))
         self._used: set[int] = set()
         """Identities of the parameters that autograd has come to on the last way back."""
         self._noted: set[int] = set()
@@ -64,13 +58,6 @@ class Shards(Held):
         self._wanted: list[bool] = []
         self._depth = 0
         self._put_back()
-
-    # -- the script's parameters -------------------------------------------------------------------------------------
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """See `Held`."""
-        return self._every
 
     def renew(self) -> None:
         """Follow what the script has done to the parameters since the last call."""
@@ -154,9 +141,7 @@ class Shards(Held):
         with torch._C.DisableTorchFunctionSubclass():
             return [p._version for p in self.parameters]
 
-    # -- gradients ---------------------------------------------------------------------------------------------------
-
-    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool) -> Found:
+    def backward(self, outputs: Tensors, gradients: Tensors, *, keep: bool) -> Found:
         """See `Held`."""
         found = self._gone_back(outputs, gradients, keep=keep, all_used=True)
         used = self._group.anywhere([id(p) in self._used for p in self.parameters], "which parameters were used")
@@ -169,18 +154,16 @@ class Shards(Held):
             gathered = getattr(held, "_unsharded_param", None)
             if gathered is not None and gathered.requires_grad and key not in self._noted:
                 self._noted.add(key)
-                gathered.register_post_accumulate_grad_hook(functools.partial(_add, self._used, key))
+                gathered.register_post_accumulate_grad_hook(lambda _, key=key: self._used.add(key))
 
-    def gradients(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], leaves: Leaves) -> Found:
+    def gradients(self, outputs: Tensors, gradients: Tensors, leaves: Leaves) -> Found:
         """See `Held`; the leaves are its own. No rank has a gradient that others lack."""
         del leaves
         with self._group.communication.in_full():
             found = self._gone_back(outputs, gradients, keep=False, all_used=False)
         return [one for p, one in zip(self.parameters, found, strict=True) if p.requires_grad]
 
-    def _gone_back(
-        self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], *, keep: bool, all_used: bool
-    ) -> Found:
+    def _gone_back(self, outputs: Tensors, gradients: Tensors, *, keep: bool, all_used: bool) -> Found:
         for group in self._groups:
             group.reduce_scatter_unused_params = all_used
         sums = set_sums(self._groups, self._group)
@@ -213,9 +196,9 @@ class Shards(Held):
         return become(mine, parameter.placement)
 
 
-def _place(held: Any) -> tuple[int, str]:
-    return id(held._module_info.module), held._module_info.param_name
-
-
-def _add(used: set[int], key: int, _: torch.Tensor) -> None:
-    used.add(key)
+def _moved(held: Any, rows: torch.Tensor) -> torch.Tensor:
+    """A parameter's rows in memory of their own, PyTorch's shard, which is a little longer where rows do not go up."""
+    padded = rows.new_zeros(held.padded_sharded_param_size)
+    held._sharded_param_data = padded.view(-1)
+    held.sharded_param._local_tensor = mine = padded.narrow(0, 0, rows.shape[0]).copy_(rows)
+    return mine

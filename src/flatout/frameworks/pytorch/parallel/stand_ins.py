@@ -26,10 +26,7 @@ T = TypeVar("T", bound=torch.Tensor)
 class StandIns:
     """Stand-ins for the parameters of one module.
 
-    Args:
-        module: It.
-        frozen: Whether those that are not trained have one, too: where the parameters themselves are not what the
-            module is to compute with.
+    `frozen`: those that are not trained have one, too, where parameters are not what the module is to compute with.
     """
 
     def __init__(self, module: nn.Module, *, frozen: bool = False) -> None:
@@ -39,7 +36,7 @@ class StandIns:
         self.every: list[nn.Parameter] = []
         """The stand-in of each."""
         self._states: tuple[Any, ...] = ()
-        self._swaps = Swaps()
+        self._swaps: Swaps | None = None
 
     @property
     def module(self) -> nn.Module:
@@ -64,7 +61,7 @@ class StandIns:
             id(p): one if p.requires_grad else one.detach()
             for p, one in zip(self.parameters, self.every, strict=True) if p.requires_grad or self._frozen
         }  # fmt: skip
-        self._swaps = Swaps.of(self.module, by_id)
+        self._swaps = Swaps(self.module, by_id)
         return moved
 
     @property
@@ -75,62 +72,42 @@ class StandIns:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The module computes with them."""
+        assert self._swaps is not None
         with self._swaps.made():
             yield
 
 
 class Swaps:
-    """What is put into modules in the place of parameters."""
+    """What is put into a module and all within it, in the place of parameters that are told by their identity."""
 
-    def __init__(self) -> None:
-        self._swaps: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
-        self._lists: list[tuple[list[Any], list[Any], list[Any]]] = []
-
-    @classmethod
-    def of(cls, module: nn.Module, by_id: Mapping[int, torch.Tensor]) -> Swaps:
-        """Put others into a module.
-
-        Args:
-            module: With all that is in it.
-            by_id: What comes in the place of a parameter, by the parameter's identity.
-        """
-        made = cls()
+    def __init__(self, module: nn.Module, by_id: Mapping[int, torch.Tensor]) -> None:
+        self._swaps: list[tuple[Any, Any, Any, Any]] = []
+        """Containers, keys in them, what is put there, and what was there."""
         for part in module.modules():
-            own = part._parameters
+            own, flat = part._parameters, vars(part).get("_flat_weights")
             if not isinstance(own, dict):
                 raise NotDivided(
-                    f"`{type(part).__name__}` cannot be divided over ranks", cause="its parameters are not Python's",
-                )  # fmt: skip
-            new = {name: by_id[id(p)] for name, p in own.items() if p is not None and id(p) in by_id}
-            if new:
-                made._swaps.append((own, new, {name: own[name] for name in new}))
-            flat = part.__dict__.get("_flat_weights")
+                    f"`{type(part).__name__}` cannot be divided over ranks", cause="its parameters are not Python's"
+                )
+            places: list[tuple[Any, Any, Any]] = [(own, name, p) for name, p in own.items()]
             if isinstance(flat, list):  # recurrent modules compute with a list of their own
-                made._lists.append((flat, [by_id.get(id(p), p) for p in flat], list(flat)))
-        return made
+                places += [(flat, place, p) for place, p in enumerate(flat)]
+            self._swaps += [(one, key, by_id[id(p)], p) for one, key, p in places if id(p) in by_id]
 
     @contextmanager
     def made(self) -> Iterator[None]:
         """They are there within."""
-        for own, new, _ in self._swaps:
-            own.update(new)
-        for flat, new_list, _ in self._lists:
-            flat[:] = new_list
+        for container, key, new, _ in self._swaps:
+            container[key] = new
         try:
             yield
         finally:
-            for own, _, old in self._swaps:
-                own.update(old)
-            for flat, _, old_list in self._lists:
-                flat[:] = old_list
+            for container, key, _, old in self._swaps:
+                container[key] = old
 
 
 def refuse_others(module: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
-    """Make sure that a module still has the parameters that ranks hold parts of.
-
-    Raises:
-        NotDivided: It has not.
-    """
+    """Make sure that a module still has the parameters that ranks hold parts of; or `NotDivided`."""
     if list(map(id, module.parameters())) != list(map(id, parameters)):
         raise NotDivided(
             "a model's parameters were replaced by others in training",
@@ -144,41 +121,6 @@ def stand_in(parameter: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(part_of(parameter), parameter.is_floating_point() or parameter.is_complex())
 
 
-@contextmanager
-def nudged(tensors: Sequence[torch.Tensor], times: int) -> Iterator[None]:
-    """Within, tensors are moved in their own memory by up to `times` their last bit, the same for the same `times`.
-
-    Graphs that wait for their way back do not take it for a change (`.data` has versions of its own): they are gone
-    through when all is as it was.
-    """
-    kept = [one.detach().clone() for one in tensors]
-    try:
-        generator = torch.Generator().manual_seed(times)
-        for one in tensors:
-            noise = torch.rand(one.shape, generator=generator).mul_(2).sub_(1).to(one.device)
-            one.data.mul_((1 + noise * times * torch.finfo(one.dtype).eps).to(one.dtype))
-        yield
-    finally:
-        for one, former in zip(tensors, kept, strict=True):
-            one.data.copy_(former)
-
-
-class ShardMemory:
-    """Where a parameter's rows lie: in PyTorch's own shard, whose memory is a little longer where rows do not go up."""
-
-    def __init__(self, held: Any) -> None:
-        self._held = held
-
-    def moved(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows in memory of their own, from where they are gathered from now on."""
-        held = self._held
-        padded = rows.new_zeros(held.padded_sharded_param_size)
-        mine = padded.narrow(0, 0, rows.shape[0]).copy_(rows)
-        held._sharded_param_data = padded.view(-1)
-        held.sharded_param._local_tensor = mine
-        return mine
-
-
 def _num_sharing(tensor: torch.Tensor) -> int:
     """How many tensors lie in its memory, and those that count."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))  # type: ignore[attr-defined]
@@ -188,24 +130,12 @@ def _num_sharing(tensor: torch.Tensor) -> int:
 def _num_sharing_of_one() -> int:
     """The same of a parameter that nobody shares but its stand-in (`gradients.py`)."""
     alone = nn.Parameter(torch.zeros(1))
-    stand_in = nn.Parameter(alone.detach())
-    num = _num_sharing(alone)
-    del stand_in
-    return num
+    pair = alone, stand_in(alone)
+    return _num_sharing(pair[0])
 
 
-def take_place(parameter: nn.Parameter, part: torch.Tensor, placement: Placement, memory: Any) -> None:
-    """The script's parameter moves into the memory of its part.
-
-    Args:
-        parameter: Whole until now.
-        part: This rank's.
-        placement: Which that is.
-        memory: Told where the part is to lie from now on (`moved`).
-
-    Raises:
-        NotDivided: Somebody holds on to where it was.
-    """
+def take_place(parameter: nn.Parameter, part: torch.Tensor, placement: Placement, moved: Any = None) -> None:
+    """The script's parameter, whole until now, moves into the memory of its part; `moved`: see `become`."""
     if _num_sharing(parameter) > _num_sharing_of_one():
         raise NotDivided(
             "a parameter cannot be sharded: its memory is shared with another tensor",
@@ -227,6 +157,6 @@ def take_place(parameter: nn.Parameter, part: torch.Tensor, placement: Placement
     hooks = parameter._backward_hooks
     for key, hook in (hooks or {}).items():
         hooks[key] = hook_of_wholes(hook, placement)  # type: ignore[index]
-    become(parameter, placement, memory)
+    become(parameter, placement, moved)
     if grad is not None:
         parameter.grad = grad

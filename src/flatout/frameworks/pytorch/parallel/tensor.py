@@ -15,31 +15,21 @@ import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.division import ModelDivision
-from flatout.frameworks.pytorch.parallel.draws import Silence, drawn_apart
+from flatout.frameworks.pytorch.parallel.draws import drawn_apart
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.parts import Parts
-from flatout.frameworks.pytorch.parallel.protocol import Found, Pass, Passed, Pattern
+from flatout.frameworks.pytorch.parallel.protocol import Pass, Passed, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sequence_planning import SequencePlan
 from flatout.frameworks.pytorch.parallel.sequence_region import Region, partial_of
 from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Placement
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
 from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan, Watched, agrees
-from flatout.frameworks.pytorch.seams.module_state import ModuleState
-from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 
 class TensorParts(Parts):
-    """The parameters of one module, of each divided layer some features.
-
-    Args:
-        module: Its parameters are cut now.
-        group: All ranks.
-        layers: Which are divided.
-        regions: Blocks whose positions are divided between them.
-        placements: How their parameters are cut, by identity.
-    """
+    """The parameters of one module, of each divided layer some features; they are cut now."""
 
     def __init__(
         self, module: nn.Module, group: Group, layers: Sequence[Layer], regions: Sequence[Region],
@@ -59,7 +49,7 @@ class TensorParts(Parts):
         self._draws_masks = self._draws_masks or pattern.masks
         draws = self._apart if pattern.masks and not silent else nullcontext
         with torch.enable_grad(), self.drawing(draws), self.in_place():
-            return _Pass(self, compute(*args, **kwargs), args, kwargs, draws)
+            return Pass(self, compute(*args, **kwargs), args, kwargs, lambda: self.drawing(draws))
 
     def evaluated(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See `Held`."""
@@ -75,76 +65,35 @@ class TensorParts(Parts):
             yield
         finally:
             self.engine.draws = former
-
-
-class _Pass(Pass):
-    """One call; see `Passed`."""
-
-    def __init__(
-        self, held: TensorParts, value: Any, args: Any, kwargs: Any, draws: Callable[[], AbstractContextManager[None]]
-    ) -> None:
-        super().__init__(held, value, args, kwargs)
-        self._parts, self._draws = held, draws
-
-    def backward(self, gradients: Sequence[Any], *, keep: bool) -> tuple[Found, Found]:
-        """See `Passed`."""
-        with self._parts.drawing(self._draws):
-            found = super().backward(gradients, keep=keep)
-            self._parts.engine.end()
-        return found
+            self.engine.end()
 
 
 def planned(
     division: ModelDivision, args: Any, kwargs: Any, refuse: Callable[[NotDivided], Any], *, positions: bool
 ) -> TensorParts:
-    """Find how a model is divided, and take its parameters.
-
-    Args:
-        division: Of a module's calls.
-        args: The first call's.
-        kwargs: The first call's.
-        refuse: Told later of what cannot be done with a part.
-        positions: Whether positions of sequences are divided as well.
-
-    Raises:
-        NotDivided: No way of dividing it gives what one process gives.
-    """
+    """Find how a model is divided by its first call, and take its parameters; `positions`: of sequences as well."""
     module, group = division.module(), division.sharing
-    kept = ModuleState(module), RandomStates()
     watched = Watched(module)
-    with division.confirmation.apart(), Silence().on(module):
+    with division.trial():
         wanted = [t.detach() for t in tensors_of(watched.watch(division.compute, args, kwargs))]
     plan = TensorPlan(watched, group, refuse)
-    with division.confirmation.apart(), Silence().on(module):
+    with division.trial():
         plan.find()
-    try:
-        layers = [*plan.together, *plan.alone]
-        for state in kept:
-            state.restore()
-        with division.confirmation.apart(), Silence().on(module):
-            if layers and agrees(division, plan, layers, (args, kwargs), wanted):
-                regions = (
-                    SequencePlan(division, watched, plan, layers, (args, kwargs), wanted).find() if positions else []
-                )
-                if positions and not regions:
-                    raise _no_positions(division.name)
-                return TensorParts(module, group, layers, regions, plan.placements(layers))
-    finally:
-        for state in kept:
-            state.restore()
-    raise NotDivided(
-        f"the layers of `{division.name}` cannot be divided over ranks",
-        cause="it gives other outputs where its layers are divided by features"
-        if layers
-        else "none of its layers is of a kind that can be divided by features",
-        hint=f"`--mode shard` divides the memory of any model; or {REPLICATE}",
-    )
-
-
-def _no_positions(name: str) -> NotDivided:
-    return NotDivided(
-        f"positions within `{name}` cannot be divided over ranks",
-        cause="no block of it is given a sequence that can be cut evenly, returns one of the same shape, and gives the "
-        "same in parts",
-        hint="`--mode tensor` divides its layers alone",
-    )
+    layers = [*plan.together, *plan.alone]
+    if not layers or not agrees(division, plan, layers, (args, kwargs), wanted):
+        raise NotDivided(
+            f"the layers of `{division.name}` cannot be divided over ranks",
+            cause="it gives other outputs where its layers are divided by features"
+            if layers
+            else "none of its layers is of a kind that can be divided by features",
+            hint=f"`--mode shard` divides the memory of any model; or {REPLICATE}",
+        )
+    regions = SequencePlan(division, watched, plan, layers, (args, kwargs), wanted).find() if positions else []
+    if positions and not regions:
+        raise NotDivided(
+            f"positions within `{division.name}` cannot be divided over ranks",
+            cause="no block of it is given a sequence that can be cut evenly, returns one of the same shape, and "
+            "gives the same in parts",
+            hint="`--mode tensor` divides its layers alone",
+        )
+    return TensorParts(module, group, layers, regions, plan.placements(layers))

@@ -28,21 +28,16 @@ Kind = Literal["joined", "vocabulary", "columns", "row", "heads"]
 
 @dataclass(slots=True)
 class Layer:
-    """One module that is divided.
-
-    Attributes:
-        module: It.
-        kind: How.
-        blocks: So many equal blocks make up its outputs (queries, keys and values).
-        attributes: What other modules are told meanwhile: a module, the name of an attribute, its value on a rank.
-        scope: Which module calls it together with others; None for a layer by itself.
-    """
+    """One module that is divided."""
 
     module: Any
     kind: Kind
     blocks: int = 1
+    """So many equal blocks make up its outputs (queries, keys and values)."""
     attributes: list[tuple[nn.Module, str, int]] = field(default_factory=list)
+    """What other modules are told meanwhile: a module, the name of an attribute, its value on a rank."""
     scope: nn.Module | None = None
+    """Which module calls it together with others; None for a layer by itself."""
 
     @property
     def cuts(self) -> list[tuple[nn.Parameter, int, int]]:
@@ -59,37 +54,21 @@ class Layer:
 
 
 @contextmanager
-def forwards(given: Iterable[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """Within, modules compute otherwise."""
-    modules = []
-    try:
-        for module, forward in given:
-            vars(module)["forward"] = forward
-            modules.append(module)
-        yield
-    finally:
-        for module in modules:
-            del vars(module)["forward"]
-
-
-@contextmanager
-def attributes(given: Iterable[tuple[nn.Module, str, int]]) -> Iterator[None]:
-    """Within, attributes of modules have other values."""
+def replaced(given: Iterable[tuple[nn.Module, str, Any]]) -> Iterator[None]:
+    """Within, attributes of modules have other values, for example their `forward`."""
     with ExitStack() as stack:
         for module, name, value in given:
-            stack.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, value)
+            own = vars(module)
+            if name in own:
+                stack.callback(own.__setitem__, name, own[name])
+            else:
+                stack.callback(own.__delitem__, name)
+            own[name] = value
         yield
 
 
 class Computing:
-    """Computes layers on one of the ranks.
-
-    Args:
-        group: All ranks.
-        layers: Those that are divided by features.
-        regions: Blocks whose positions are divided.
-    """
+    """Computes layers that are divided by features, in blocks whose positions are divided or elsewhere."""
 
     def __init__(self, group: Group, layers: Sequence[Layer], regions: Sequence[Region] = ()) -> None:
         self._group, self._regions = group, regions
@@ -101,16 +80,17 @@ class Computing:
             "joined": self._joined, "vocabulary": self._vocabulary, "columns": self._columns, "row": self._row,
             "heads": self._heads,
         }  # fmt: skip
-        self._forwards = [(layer.module, make[layer.kind](layer.module)) for layer in layers]
+        forwards = [(layer.module, make[layer.kind](layer.module)) for layer in layers]
         for region in regions:
-            self._forwards += region.forwards(lambda: self.draws())
-        self._told = [one for layer in layers for one in layer.attributes]
+            forwards += region.forwards(lambda: self.draws())
+        self._replaced: list[tuple[nn.Module, str, Any]] = [(module, "forward", new) for module, new in forwards]
+        self._replaced += [one for layer in layers for one in layer.attributes]
 
     @contextmanager
     def in_parts(self) -> Iterator[None]:
         """Within, layers compute this rank's features."""
         try:
-            with without_fast_path(), forwards(self._forwards), attributes(self._told):
+            with without_fast_path(), replaced(self._replaced):
                 yield
         finally:
             self.end()
@@ -138,17 +118,13 @@ class Computing:
             drawing.__exit__(None, None, None)
 
     def _joined(self, module: Any) -> Callable[..., Any]:
-        group, is_linear, region = self._group, isinstance(module, nn.Linear), self._region(module)
-        edges = bounds(module.out_features if is_linear else module.out_channels, group.world)
+        region, edges = self._region(module), bounds(module.out_features, self._group.world)
 
         def joined(x: torch.Tensor) -> torch.Tensor:
-            entered = self._enter(x) if region is None else region.gathered(module, x)
-            if is_linear:
-                part, dim = F.linear(entered, module.weight, module.bias), x.dim() - 1
-            else:
-                part = module._conv_forward(entered, module.weight, module.bias)
-                dim = x.dim() - len(module.kernel_size) - 1
-            found = tensor_exchanges.joined(part, group, edges, dim)
+            part = F.linear(
+                self._enter(x) if region is None else region.gathered(module, x), module.weight, module.bias
+            )
+            found = tensor_exchanges.joined(part, self._group, edges, x.dim() - 1)
             return found if region is None else region.cut(found)
 
         return joined
@@ -197,7 +173,7 @@ class Computing:
 
     def _heads(self, module: Any) -> Callable[..., Any]:
         region = self._region(module)
-        enter = self._enter if region is None else _as_it_is
+        enter = self._enter if region is None else lambda x: x
 
         def heads(  # noqa: PLR0913  as PyTorch's
             query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_padding_mask: Any = None,
@@ -209,9 +185,9 @@ class Computing:
                 given = query, key, value = region.gathered(module, given)
             if query.dim() != 3:
                 raise ValueError("attention of a sequence without a batch is not divided")
+            is_of_one = key is query is value
             if not module.batch_first:
-                given = tuple(one.transpose(0, 1) for one in given) if not key is query is value else (
-                    (query.transpose(0, 1),) * 3)  # fmt: skip
+                given = (query.transpose(0, 1),) * 3 if is_of_one else tuple(one.transpose(0, 1) for one in given)
             num = module.num_heads // self._group.world
             q, k, v = _projected(module, given, num, enter)
             mask = _mask(key_padding_mask, attn_mask, q, k, self._group.rank)
@@ -228,20 +204,12 @@ class Computing:
             part = F.linear(mixed.transpose(1, 2).flatten(2), out.weight)
             found = self._summed(part if module.batch_first else part.transpose(0, 1), region)
             found = found if out.bias is None else found + out.bias
-            return found, self._weights(weights, average_attn_weights) if need_weights else None
+            if not need_weights:
+                return found, None
+            every = tensor_exchanges.joined(weights, self._group, bounds(module.num_heads, self._group.world), 1)
+            return found, every.mean(1) if average_attn_weights else every
 
         return heads
-
-    def _weights(self, weights: torch.Tensor, average: bool) -> torch.Tensor:
-        """The weights of attention of all heads, or their mean."""
-        world = self._group.world
-        if average:
-            return tensor_exchanges.summed(weights.mean(1) / world, self._group)
-        return tensor_exchanges.joined(weights, self._group, bounds(weights.shape[1] * world, world), 1)
-
-
-def _as_it_is(x: torch.Tensor) -> torch.Tensor:
-    return x
 
 
 def _projected(
@@ -260,20 +228,15 @@ def _projected(
 
 def _mask(padding: Any, attention: Any, q: torch.Tensor, k: torch.Tensor, rank: int) -> torch.Tensor | None:
     """What is added before the softmax, for this rank's heads: (batch, heads, queries, keys)."""
-    found = None
-    if attention is not None:
-        found = _added(attention, q.dtype)
-        if found.dim() == 3:  # one for each head of each sample
-            num = q.shape[1]
-            found = found.unflatten(0, (q.shape[0], -1)).narrow(1, rank * num, num)
-    if padding is not None:
-        keys = _added(padding, q.dtype).view(-1, 1, 1, k.shape[2])
-        found = keys if found is None else found + keys
-    return found
-
-
-def _added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask as what is added to scores."""
-    if mask.dtype == torch.bool:
-        return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)
-    return mask.to(dtype)
+    masks = []
+    for mask in (attention, padding):
+        if mask is None:
+            continue
+        is_flags = mask.dtype == torch.bool
+        added = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -math.inf) if is_flags else mask.to(q.dtype)
+        if mask is padding:
+            added = added.view(-1, 1, 1, k.shape[2])
+        elif added.dim() == 3:  # one for each head of each sample
+            added = added.unflatten(0, (q.shape[0], -1)).narrow(1, rank * q.shape[1], q.shape[1])
+        masks.append(added)
+    return sum(masks[1:], masks[0]) if masks else None

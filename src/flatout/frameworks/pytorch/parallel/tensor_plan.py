@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import numbers
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -23,41 +23,33 @@ from flatout.frameworks.pytorch.parallel.cuts import bounds
 from flatout.frameworks.pytorch.parallel.draws import drawn_apart
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
 from flatout.frameworks.pytorch.parallel.module_calls import Made, Timeline
-from flatout.frameworks.pytorch.parallel.protocol import Dividing
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sequence_region import Region
 from flatout.frameworks.pytorch.parallel.sharded import Placement, can_be_cut, part_of
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
-from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer, attributes, forwards
+from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Kind, Layer, replaced
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.parallel.division import Division
 
 
 class Watched:
-    """A call of a module.
-
-    Attributes:
-        module: It.
-        order: Modules within it, as they were called first.
-        calls: Inputs (positional, named) and what was returned, by the identity of a module that was called once.
-        outputs: What linear layers returned, each call, by their identity.
-        inputs: The shape of what linear layers were given first, by their identity.
-        flow: What modules of `calls` were given, and what they returned, by identity: numbers of tensors, in the order
-            of `tensors_of`. The same tensor has the same number.
-        read_outside: Identities of parameters that are used while another module than their own computes.
-        numbers: Of the parameters, in their order, by identity.
-        num_elements: Of all parameters.
-    """
+    """A call of a module: what was given, returned and read in it, by the identity of modules and parameters."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.order: list[nn.Module] = []
+        """Modules within it, as they were called first."""
         self.calls: dict[int, tuple[Any, Any, Any]] = {}
+        """Inputs (positional, named) and what was returned, of modules that were called once."""
         self.outputs: dict[int, list[torch.Tensor]] = {}
+        """What linear layers returned, each call."""
         self.inputs: dict[int, torch.Size] = {}
-        self.flow: dict[int, tuple[list[int], list[int]]] = {}
+        """The shape of what linear layers were given first."""
         self.read_outside: set[int] = set()
+        """Parameters that are used while another module than their own computes."""
         self.numbers = {id(p): number for number, p in enumerate(module.parameters())}
-        self.num_elements = sum(p.numel() for p in module.parameters())
 
     def watch(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Make the call."""
@@ -74,23 +66,14 @@ class Watched:
                     self.inputs.setdefault(which, given[0][0].shape)
             elif nums[which] == 1 and any(isinstance(one, nn.Linear) for one in call.module.modules()):
                 self.calls[which] = map_tensors(torch.Tensor.detach, (*given, returned))
-                self.flow[which] = _identities(given), _identities(returned)
         for part in self.module.modules():
             for p in (one for one in part._parameters.values() if one is not None):
                 for _, within in timeline.reads.get(id(p), ()):
-                    if not _may_read(part, [self.module, *(timeline.calls[one].module for one in within)]):
+                    reader = timeline.calls[within[-1]].module if within else self.module
+                    is_last = isinstance(reader, nn.MultiheadAttention) and reader.out_proj is part
+                    if reader is not part and not is_last:  # attention reads the parameters of its last layer
                         self.read_outside.add(id(p))  # so is what two modules share
         return value
-
-
-def _identities(values: Any) -> list[int]:
-    return list(map(id, tensors_of(values, unique=False)))
-
-
-def _may_read(owner: nn.Module, within: list[nn.Module]) -> bool:
-    """Whether the innermost module may read a module's parameters: itself; attention reads those of its last layer."""
-    reader = within[-1]
-    return reader is owner or (isinstance(reader, nn.MultiheadAttention) and reader.out_proj is owner)
 
 
 LEAST_SHARE = 0.01
@@ -103,20 +86,12 @@ divided at all: about where a core's 20 GFLOP/s and 1 GB/s between processes bre
 SEED = 7
 """Of what is drawn while a division is tried."""
 
-Told = tuple[str, str, int]
-"""The path of a module, the name of an attribute, its value on one rank."""
-
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+Told = tuple[nn.Module, str, int]
+"""A module, the name of an attribute of it, its value on one rank."""
 
 
 class TensorPlan:
-    """Finds how a module is divided.
-
-    Args:
-        watched: A call of it.
-        group: All ranks.
-        refuse: For placements.
-    """
+    """Finds how a module is divided, by a call of it; `refuse` is for placements."""
 
     def __init__(self, watched: Watched, group: Group, refuse: Callable[[NotDivided], Any]) -> None:
         self._watched, self.group, self._refuse = watched, group, refuse
@@ -126,7 +101,6 @@ class TensorPlan:
         """Layers that need no exchange in between."""
         self.alone: list[Layer] = []
         """Others."""
-        self._verdicts: dict[Any, list[Told] | None] = {}
 
     def find(self) -> None:
         """Try what goes together; the rest is divided alone."""
@@ -134,10 +108,15 @@ class TensorPlan:
         taken = {id(inner) for layer in self.together for inner in layer.module.modules()}
         free = [one for one in self._usable if _is_linear(one) and id(one) not in taken]
         for scope in list(self._module.modules())[::-1]:  # inner ones first
-            inside = {id(one) for one in scope.modules()}
-            self._pair(scope, [one for one in free if id(one) in inside and id(one) not in taken], taken)
-        alone = [layer for one in self._usable if id(one) not in taken for layer in self._alone(one)]
-        worth = [layer for layer in alone if _is_worth_an_exchange(layer.module)]
+            inside = {id(one) for one in scope.modules()} - taken
+            near, first = [one for one in free if id(one) in inside], 0
+            while first < len(near) - 1:  # neighbours among the layers that a module calls
+                num = next((n for n in (4, 3, 2) if self._try(scope, near[first : first + n], n)), 1)
+                taken.update(id(one) for one in near[first : first + num] if num > 1)
+                first += num
+        rest = [(one, self._kind_alone(one)) for one in self._usable if id(one) not in taken]
+        alone = [Layer(one, kind) for one, kind in rest if kind is not None]
+        worth = [layer for layer in alone if layer.kind == "vocabulary" or _products(layer) >= LEAST_PRODUCTS]
         self.alone = worth if worth or self.together else alone
 
     def placements(self, layers: Sequence[Layer]) -> dict[int, Placement]:
@@ -148,8 +127,6 @@ class TensorPlan:
         edges = tuple(bounds(parameter.shape[dim] // blocks, self.group.world))
         number = self._watched.numbers[id(parameter)]
         return Placement(parameter.shape, self.group, self._refuse, edges, number, dim, blocks)
-
-    # -- single layers -----------------------------------------------------------------------------------------------
 
     def _is_usable(self, module: nn.Module) -> bool:
         """Whether all that a layer's parameters are for is its own call, as PyTorch has it."""
@@ -169,27 +146,17 @@ class TensorPlan:
         is_plain = module._qkv_same_embed_dim and module.bias_k is None and not module.add_zero_attn
         return is_plain and module.num_heads % self.group.world == 0 and "weight" in module.out_proj._parameters
 
-    def _alone(self, module: Any) -> Iterator[Layer]:
-        """A layer by itself, where that is worth an exchange."""
+    def _kind_alone(self, module: Any) -> Kind | None:
+        """How a layer is divided by itself, where that is worth an exchange."""
         world, weight = self.group.world, module._parameters.get("weight")
-        if weight is None or weight.numel() < LEAST_SHARE * self._watched.num_elements:
-            return
-        if (_is_linear(module) and module.out_features >= world) or (
-            _is_convolution(module) and module.groups == 1 and module.out_channels >= world
-        ):
-            yield Layer(module, "joined")
-        elif type(module).forward is nn.Embedding.forward and module.num_embeddings >= world and _is_plain(module):
-            yield Layer(module, "vocabulary")
-
-    # -- together ----------------------------------------------------------------------------------------------------
-
-    def _pair(self, scope: nn.Module, free: list[Any], taken: set[int]) -> None:
-        """Try neighbours among the layers that a module calls."""
-        first = 0
-        while first < len(free) - 1:
-            num = next((n for n in (4, 3, 2) if self._try(scope, free[first : first + n], n)), 1)
-            taken.update(id(one) for one in free[first : first + num] if num > 1)
-            first += num
+        num_elements = sum(p.numel() for p in self._module.parameters())
+        if weight is None or weight.numel() < LEAST_SHARE * num_elements or weight.shape[0] < world:
+            return None
+        if _is_linear(module):
+            return "joined"
+        # looking up words does nothing but that
+        is_plain = type(module).forward is nn.Embedding.forward and module.max_norm is None
+        return "vocabulary" if is_plain and not module.sparse and not module.scale_grad_by_freq else None
 
     def _try(self, scope: nn.Module, layers: list[Any], num: int) -> bool:
         if len(layers) < num or any(len(self._watched.outputs.get(id(one), ())) != 1 for one in layers):
@@ -197,49 +164,31 @@ class TensorPlan:
         *columns, row = layers
         outs = [one.out_features for one in columns]
         blocks = 3 if num == 2 and outs[0] == 3 * row.in_features else 1
-        world = self.group.world
-        if (
-            not _fit(outs, row.in_features, blocks)
-            or min(outs) // blocks < world
-            or id(scope) not in self._watched.calls
-        ):
+        is_called = id(scope) in self._watched.calls
+        if not is_called or not _fit(outs, row.in_features, blocks) or min(outs) // blocks < self.group.world:
             return False
-        key = (type(scope), *((str(tuple(p.shape)), name) for name, p in scope.named_parameters()),
-               tuple(_name(scope, one) for one in layers))  # fmt: skip
-        if key not in self._verdicts:
-            self._verdicts[key] = self._tried(scope, columns, row, blocks, with_heads=num == 4 or blocks > 1)
-        found = self._verdicts[key]
+        every: list[list[Told]] = [[]]  # that modules may have to be told
+        if num == 4 or blocks > 1:  # attention
+            widths = {one.out_features // blocks for one in columns}
+            every = [told for words in ((), ("dim", "embd", "size")) if (told := self._told(scope, widths, words))]
+        found = next((told for told in every if self._holds(scope, columns, row, blocks, told)), None)
         if found is None:
             return False
         made = [Layer(one, "columns", blocks, scope=scope) for one in columns] + [Layer(row, "row", scope=scope)]
-        made[0].attributes = _in(scope, found)
+        made[0].attributes = found
         self.together += made
         return True
 
-    def _tried(
-        self, scope: nn.Module, columns: list[Any], row: Any, blocks: int, *, with_heads: bool
-    ) -> list[Told] | None:
-        """What modules have to be told where layers go together; None where they do not."""
-        if not with_heads:
-            return [] if self._holds(scope, columns, row, blocks, []) else None
-        for names in (("head",), ("head", "dim", "embd", "size")):
-            told = self._told(scope, columns, blocks, names)
-            if told and self._holds(scope, columns, row, blocks, told):
-                return told
-        return None
-
-    def _told(self, scope: nn.Module, columns: list[Any], blocks: int, names: Sequence[str]) -> list[Told]:
+    def _told(self, scope: nn.Module, widths: Collection[int], words: Sequence[str]) -> list[Told]:
         """Numbers of heads, and widths, that modules keep as attributes: what they are on one rank."""
         found, world = [], self.group.world
-        widths = {one.out_features // blocks for one in columns}
-        for path, inner in scope.named_modules():
+        for inner in (one for one in scope.modules() if not isinstance(one, nn.Linear)):
             for name, value in vars(inner).items():
                 if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value % world or value < world:
                     continue
                 is_heads = "head" in name and not any(word in name for word in ("dim", "size"))
-                is_width = len(names) > 1 and value in widths and any(word in name for word in names[1:])
-                if (is_heads or is_width) and not isinstance(inner, nn.Linear):
-                    found.append((path, name, int(value) // world))
+                if is_heads or (value in widths and any(word in name for word in words)):
+                    found.append((inner, name, int(value) // world))
         return found
 
     def _holds(self, scope: nn.Module, columns: list[Any], row: Any, blocks: int, told: list[Told]) -> bool:
@@ -257,14 +206,10 @@ class TensorPlan:
 
         holds = False
         try:
-            with (
-                torch.no_grad(),
-                Swaps.of(scope, swaps).made(),
-                forwards([(row, reached)]),
-                attributes(_in(scope, told)),
-            ):
+            others = [(row, "forward", reached), *told]
+            with torch.no_grad(), Swaps(scope, swaps).made(), replaced(others):
                 again = scope(*args, **kwargs)
-            pairs = list(zip(tensors_of(again), tensors_of(value), strict=True))
+            pairs = zip(tensors_of(again), tensors_of(value), strict=True)
             holds = len(partial) == 1 and all(assembly.is_close(*pair) for pair in pairs)
         except Exception:  # noqa: BLE001  a wrong guess may raise anything
             holds = False
@@ -286,32 +231,14 @@ def _fit(outs: Sequence[int], entering: int, blocks: int) -> bool:
     return {width // blocks for width in outs} == {entering}
 
 
-def _is_worth_an_exchange(module: Any) -> bool:
-    """Whether what a rank need not compute takes longer than exchanging inputs and outputs; words are looked up."""
-    weight = module.weight
-    return isinstance(module, nn.Embedding) or weight.numel() >= LEAST_PRODUCTS * (weight.shape[0] + weight.shape[1])
-
-
-def _is_convolution(module: Any) -> bool:
-    return isinstance(module, CONVOLUTIONS) and type(module).forward in [kind.forward for kind in CONVOLUTIONS]
-
-
-def _is_plain(module: nn.Embedding) -> bool:
-    """Whether looking up words does nothing but that."""
-    return module.max_norm is None and not module.sparse and not module.scale_grad_by_freq
-
-
-def _name(scope: nn.Module, module: nn.Module) -> str:
-    return next((name for name, one in scope.named_modules() if one is module), "")
-
-
-def _in(scope: nn.Module, told: Sequence[Told]) -> list[tuple[nn.Module, str, int]]:
-    """What modules are told, by themselves in the place of their paths."""
-    return [(scope.get_submodule(path), name, value) for path, name, value in told]
+def _products(layer: Layer) -> float:
+    """How many a rank need not compute for each feature that is exchanged."""
+    weight = layer.module.weight
+    return float(weight.numel() / sum(weight.shape))
 
 
 def agrees(
-    division: Dividing, plan: TensorPlan, layers: Sequence[Layer], call: Any, wanted: Sequence[torch.Tensor],
+    division: Division, plan: TensorPlan, layers: Sequence[Layer], call: Any, wanted: Sequence[torch.Tensor],
     regions: Sequence[Region] = (),
 ) -> bool:  # fmt: skip
     """Whether layers and positions divided so give what a call gave, on all ranks; no parameter moves.
@@ -326,11 +253,11 @@ def agrees(
     args, kwargs = call
     same = False
     try:
-        with torch.no_grad(), Swaps.of(division.module(), parts).made(), engine.in_parts():
+        with division.trial(), torch.no_grad(), Swaps(division.module(), parts).made(), engine.in_parts():
             found = tensors_of(division.compute(*args, **kwargs))
         same = len(found) == len(wanted) and all(map(assembly.is_close, found, wanted))
     except Lost:
         raise
     except Exception:  # noqa: BLE001  what goes together may have been guessed wrongly
-        same = False
+        pass
     return group.everywhere(same, "agreement on a division")

@@ -9,7 +9,7 @@ gets.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from flatout.frameworks.pytorch.parallel.sharded import (
     become,
     copied,
     name_of,
-    version_of,
     writes,
 )
 from flatout.frameworks.pytorch.seams.trees import map_tensors
@@ -32,23 +31,21 @@ from flatout.frameworks.pytorch.seams.trees import map_tensors
 Of: Any = torch.Tensor  # its descriptors are not known to type checkers
 
 
-def _properties(*names: str) -> set[Any]:
-    return {getattr(Of, name).__get__ for name in names}
-
-
+_PROPERTIES = (
+    "requires_grad is_leaf grad_fn _version _backward_hooks dtype device layout is_cuda is_cpu is_sparse is_quantized "
+    "is_meta is_nested ndim itemsize output_nr retains_grad"
+)
+_METHODS = (
+    "requires_grad_ retain_grad detach_ register_post_accumulate_grad_hook dim element_size is_floating_point "
+    "is_complex is_signed is_contiguous __hash__ get_device is_inference untyped_storage data_ptr backward "
+    "storage_offset is_conj is_neg is_pinned is_shared"
+)
 OF_THE_OBJECT = (
-    _properties(
-        "requires_grad", "is_leaf", "grad_fn", "_version", "_backward_hooks", "dtype", "device", "layout", "is_cuda",
-        "is_cpu", "is_sparse", "is_quantized", "is_meta", "is_nested", "ndim", "itemsize", "output_nr", "retains_grad",
-    )
+    {getattr(Of, name).__get__ for name in _PROPERTIES.split()}
+    | {getattr(Of, name) for name in _METHODS.split()}
     | {Of.requires_grad.__set__, Of._backward_hooks.__set__}
-    | {
-        Of.requires_grad_, Of.retain_grad, Of.detach_, Of.register_post_accumulate_grad_hook, Of.dim,
-        Of.element_size, Of.is_floating_point, Of.is_complex, torch.is_floating_point, torch.is_complex, Of.is_signed,
-        Of.is_contiguous, Of.__hash__, Of.get_device, Of.is_inference, torch.is_inference, Of.untyped_storage,
-        Of.data_ptr, Of.backward, Of.storage_offset, Of.is_conj, Of.is_neg, Of.is_pinned, Of.is_shared,
-    }
-)  # fmt: skip
+    | {torch.is_floating_point, torch.is_complex, torch.is_inference}
+)
 """Asked of the object, and answered as of any other."""
 
 GRAD, SET_GRAD, DATA, SET_DATA = Of.grad.__get__, Of.grad.__set__, Of.data.__get__, Of.data.__set__
@@ -57,9 +54,7 @@ SAME_PART = {DATA, Of.detach, torch.detach}
 SHAPES: dict[Any, Callable[..., Any]] = {
     Of.shape.__get__: lambda whole: whole.shape,
     Of.size: lambda whole, dim=None: whole.size() if dim is None else whole.size(dim),
-    Of.numel: lambda whole: whole.numel(),
-    torch.numel: lambda whole: whole.numel(),
-    Of.nelement: lambda whole: whole.numel(),
+    **dict.fromkeys((Of.numel, Of.nelement, torch.numel), lambda whole: whole.numel()),
     Of.stride: lambda whole, *dim: whole.stride(*dim),
     Of.__len__: len,
     Of.nbytes.__get__: lambda whole: whole.nbytes,
@@ -97,7 +92,7 @@ def answer(func: Any, args: Any, kwargs: Any) -> Any:
         return _gradients(func, args, kwargs)
     first = args[0] if args else None
     if func == SET_DATA and not isinstance(first, Sharded):
-        return func(first, whole_args(args[1]).detach())
+        return func(first, _whole(args[1], {}).detach())
     if isinstance(first, Sharded):
         if func == GRAD:
             grad = func(first)
@@ -128,7 +123,7 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
         if found is not None:
             return found[0]
     if name in NORMS:
-        norms = _norms(name, args, kwargs)
+        norms = _norms(args, kwargs)
         if norms is not None:
             return norms
     if name == "_amp_foreach_non_finite_check_and_unscale_":
@@ -156,14 +151,12 @@ def hook_of_wholes(hook: Callable[[Any], Any], cut: Placement) -> Callable[[Any]
 
 def _gradients(func: Any, args: Any, kwargs: Any) -> Any:
     """`torch.autograd.grad`: of what is sharded, parts."""
-    inputs = list(flat(args[1] if len(args) > 1 else kwargs["inputs"]))
+    inputs = flat(args[1] if len(args) > 1 else kwargs["inputs"])
     found = func(*args, **kwargs)
-    return tuple(
-        become(one, to.placement)
-        if isinstance(to, Sharded) and one is not None and not isinstance(one, Sharded)
-        else one
-        for one, to in zip(found, inputs, strict=True)
-    )
+    for one, to in zip(found, inputs, strict=True):
+        if isinstance(to, Sharded) and one is not None and not isinstance(one, Sharded):
+            become(one, to.placement)
+    return found
 
 
 def _set_data(tensor: Sharded, value: torch.Tensor) -> None:
@@ -171,16 +164,15 @@ def _set_data(tensor: Sharded, value: torch.Tensor) -> None:
     cut = tensor.placement
     shape = value.placement.shape if isinstance(value, Sharded) else value.shape
     if shape != cut.shape or value.dtype != tensor.dtype or value.device.type != tensor.device.type:
-        cut.refuse(
-            NotDivided(
-                "a parameter's shape, type or device changes in training",
-                cause=f"from {tuple(cut.shape)}, {tensor.dtype} to {tuple(shape)}, {value.dtype}, and it is sharded",
-                hint=REPLICATE,
-            )
+        problem = NotDivided(
+            "a parameter's shape, type or device changes in training",
+            cause=f"from {tuple(cut.shape)}, {tensor.dtype} to {tuple(shape)}, {value.dtype}, and it is sharded",
+            hint=REPLICATE,
         )
+        cut.refuse(problem)
     mine = (value if isinstance(value, Sharded) else cut.mine(value)).detach()
-    held = getattr(tensor, "held", None)
-    SET_DATA(tensor, mine.clone() if held is None else held.moved(mine))
+    moved = getattr(tensor, "moved", torch.clone)
+    SET_DATA(tensor, moved(mine))
     with torch.no_grad():
         tensor.detach().mul_(1)  # whoever has gathered the parameter sees by its version that it is another one
 
@@ -201,16 +193,16 @@ def flat(value: Any) -> Iterable[Any]:
 
 
 def _by_parts(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
-    """Compute on parts, where all tensors are sharded alike, or whole and can be cut so, or single numbers.
-
-    Returns:
-        What was found, in a tuple; None where it cannot be done so.
-    """
-    every = list(flat((args, kwargs)))
+    """What is computed on parts, where all tensors are sharded alike, or whole and can be cut so, or single numbers."""
+    values = [*args, *kwargs.values()]
+    every = list(flat(values))
     cuts = [one.placement for one in every if isinstance(one, Sharded)]
     plain = [one for one in every if isinstance(one, torch.Tensor) and not isinstance(one, Sharded) and one.dim()]
-    if any(isinstance(one, list | tuple) for one in (*args, *kwargs.values())):
-        if plain or not _go_together(args, kwargs):
+    lists = [[p.placement for p in one if isinstance(p, Sharded)] for one in values if isinstance(one, list | tuple)]
+    if lists:  # of tensors that are cut alike, one after the other
+        lists = [one for one in lists if one]
+        alike = (len(one) == len(lists[0]) and all(map(Placement.is_alike, one, lists[0])) for one in lists)
+        if plain or not all(alike):
             return None
     elif not all(one.is_alike(cuts[0]) for one in cuts) or any(
         one.shape != cuts[0].shape or (one.requires_grad and torch.is_grad_enabled()) for one in plain
@@ -220,56 +212,38 @@ def _by_parts(func: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
         return None  # a whole tensor is written to
 
     def cut(one: Any) -> Any:
-        is_whole = isinstance(one, torch.Tensor) and not isinstance(one, Sharded) and one.dim()
-        return cuts[0].mine(one) if is_whole else one
+        return cuts[0].mine(one) if any(one is each for each in plain) else one
 
-    found = func(*(cut(one) for one in args), **{name: cut(one) for name, one in kwargs.items()})
-    return (_as_sharded(found, args, cuts),)
-
-
-def _go_together(args: Any, kwargs: Any) -> bool:
-    """Whether lists of tensors are cut alike, one after the other."""
-    lists = [
-        [one.placement for one in value if isinstance(one, Sharded)]
-        for value in (*args, *kwargs.values())
-        if isinstance(value, list | tuple) and any(isinstance(one, Sharded) for one in value)
-    ]
-    return all(len(one) == len(lists[0]) and all(map(Placement.is_alike, one, lists[0])) for one in lists)
-
-
-def _as_sharded(found: Any, args: Any, cuts: Sequence[Placement]) -> Any:
-    """What was computed on parts, as the whole it stands for; what was written to is the same object."""
-    if isinstance(found, torch.Tensor):
-        return found if type(found) is Sharded or found.shape != cuts[0].part_shape else become(found, cuts[0])
+    found = func(*map(cut, args), **{name: cut(one) for name, one in kwargs.items()})
     if isinstance(found, list | tuple):
         of = [one.placement for one in flat(args[0]) if isinstance(one, Sharded)]
-        return type(found)(become(one, each) for one, each in zip(found, of, strict=True))
-    return found
+        return (type(found)(map(become, found, of)),)
+    is_part = isinstance(found, torch.Tensor) and type(found) is not Sharded and found.shape == cuts[0].part_shape
+    return (become(found, cuts[0]) if is_part else found,)
 
 
 # -- put together ------------------------------------------------------------------------------------------------------
 
 
-def _norms(name: str, args: Any, kwargs: Any) -> Any:
+def _norms(args: Any, kwargs: Any) -> Any:
     """Norms over all elements, put together from those of parts by one exchange; None where it is no such norm."""
     many = isinstance(args[0], list | tuple)
     tensors = list(args[0]) if many else [args[0]]
-    words = dict(zip(("order",), args[1:2], strict=False))
-    words |= {("order" if key in ("p", "ord") else key): value for key, value in kwargs.items()}
+    words = {"order": args[1]} if len(args) > 1 else {}
+    words |= {"order" if key in ("p", "ord") else key: value for key, value in kwargs.items()}
     words = {key: value for key, value in words.items() if value is not None and value is not False}
     order, kind = words.pop("order", 2), words.pop("dtype", None)
-    order = 2.0 if order in (None, "fro") else order
+    order = 2.0 if order == "fro" else order
     differentiable = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
     if differentiable or words or len(args) > 2 or not isinstance(order, int | float) or order <= 0:
         return None
-    group = next(one.placement.group for one in tensors if isinstance(one, Sharded))
-    own = [_own_norm(one, float(order), group.rank) for one in tensors]
+    cut = next(one.placement for one in tensors if isinstance(one, Sharded))
+    own = [_own_norm(one, float(order), cut.group.rank) for one in tensors]
     numbers = [own[0].new_tensor(one.placement.number if isinstance(one, Sharded) else -1) for one in tensors]
-    every = group.gather(torch.stack([*own, *numbers]), "norms of parts")
-    next(one.placement for one in tensors if isinstance(one, Sharded)).compare(every[:, len(own) :])
-    every = every[:, : len(own)]
+    every, tags = cut.group.gather(torch.stack([*own, *numbers]), "norms of parts").split(len(own), 1)
+    cut.compare(tags)
     whole = every.amax(0) if math.isinf(order) else every.pow(order).sum(0).pow(1 / order)
-    found = [whole[place].to(kind or one.dtype) for place, one in enumerate(tensors)]
+    found = [norm.to(kind or one.dtype) for norm, one in zip(whole, tensors, strict=True)]
     return found if many else found[0]
 
 
@@ -277,8 +251,7 @@ def _own_norm(tensor: torch.Tensor, order: float, rank: int) -> torch.Tensor:
     """A rank's contribution; that of a tensor that is whole is counted once."""
     if not tensor.numel() or (rank and not isinstance(tensor, Sharded)):
         return torch.zeros((), dtype=torch.float64, device=tensor.device)
-    values = tensor.detach().abs() if tensor.is_complex() else tensor.detach()
-    return torch.linalg.vector_norm(values, order, dtype=torch.float64)
+    return torch.linalg.vector_norm(tensor.detach(), order, dtype=torch.float64)
 
 
 def _unscaled(func: Any, args: Any, kwargs: Any) -> Any:
@@ -316,11 +289,6 @@ def _by_wholes(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     return map_tensors(lambda tensor: back.get(id(tensor), tensor), found)
 
 
-def whole_args(value: Any) -> Any:
-    """A value with what is sharded in it gathered."""
-    return _whole(value, {})
-
-
 def _whole(value: Any, wholes: dict[int, tuple[Sharded, torch.Tensor]]) -> Any:
     """A value with what is sharded in it gathered, each once."""
     if isinstance(value, list | tuple):
@@ -336,7 +304,7 @@ def answer_of_copies(func: Any, args: Any, kwargs: Any) -> Any:
     """One question; the machinery by which it came here is off."""
     first = args[0] if args else None
     for one in flat((args, kwargs)):
-        if isinstance(one, Copied) and one.seen != version_of(one.base):
+        if isinstance(one, Copied) and one.seen != one.base._version:
             _refuse_view(one, "is used after that has changed")
     if func not in OF_THE_OBJECT and (writes(func) or "out" in kwargs):
         for one in flat(kwargs.get("out", first)):
@@ -355,10 +323,9 @@ Copied.answer = staticmethod(answer_of_copies)
 
 def _refuse_view(copy: Copied, what: str) -> None:
     cut = copy.base.placement
-    cut.refuse(
-        NotDivided(
-            f"a view of a sharded parameter {what}",
-            cause=f"it is a copy of rows that ranks have gathered, of a parameter of shape {tuple(cut.shape)}",
-            hint=f"write to the parameter itself (`p[rows] = values`), and take views anew; or {REPLICATE}",
-        )
+    problem = NotDivided(
+        f"a view of a sharded parameter {what}",
+        cause=f"it is a copy of rows that ranks have gathered, of a parameter of shape {tuple(cut.shape)}",
+        hint=f"write to the parameter itself (`p[rows] = values`), and take views anew; or {REPLICATE}",
     )
+    cut.refuse(problem)
