@@ -136,6 +136,11 @@ def makes_a_mask_late(x):
     MADE_LATE = torch.ones(len(x)) if MADE_LATE is None else MADE_LATE
 
 
+def sets_what_was_not_there(x):
+    global NOT_THERE
+    NOT_THERE = float(x.sum())
+
+
 def draws_and_logs(x):
     LOGGER.debug("%s", GENERATOR.gauss(0, 1) + random.gauss(0, 1))
 
@@ -163,6 +168,17 @@ def test_what_a_call_changes_outside_is_named(act, name):
     before = state.seen()
     model(torch.rand(2))
     assert state.changed(before) == ([name] if name else [])
+
+
+def test_what_was_not_there_is_noticed_at_the_second_call():
+    model = Model(sets_what_was_not_there)
+    state = OutsideState(model)
+    found = []
+    for x in torch.rand(2, 3):
+        before = state.seen()
+        model(x)
+        found.append(state.changed(before))
+    assert found == [[], ["NOT_THERE"]]
 
 
 def test_attributes_of_its_class_are_outside():

@@ -71,7 +71,7 @@ class OutsideState:
                 self._follow(_content(cell))
             else:
                 self._variable(cell, name, partial(_content, cell), names)
-        for name in () if is_foreign else names & space.keys():
+        for name in () if is_foreign else names:  # also what is not there yet
             self._variable(space, name, partial(space.get, name), names)
 
     def _variable(self, holder: object, name: str, content: Callable[[], Any], names: set[str]) -> None:
