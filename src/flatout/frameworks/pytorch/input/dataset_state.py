@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.frameworks.pytorch.input.of_loader import OfLoader
 from flatout.frameworks.pytorch.seams.script_code import is_the_scripts
 
 MAX_OBJECTS = 2000
@@ -185,8 +184,7 @@ def _parts(value: Any) -> list[Any]:
             name for kind in type(value).__mro__ if is_the_scripts(kind) for name in vars(kind).get("__slots__", ())
         ]
         return [getattr(value, name, None) for name in slots if isinstance(name, str)]
-    own = [part for part in attributes.values() if type(part) is not OfLoader]  # which is no part of the script's
-    return [*own, type(value)]
+    return [*attributes.values(), type(value)]
 
 
 def read_outside(function: types.FunctionType) -> dict[str, Any]:

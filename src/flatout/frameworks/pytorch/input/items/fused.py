@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,6 @@ from flatout.frameworks.pytorch.input.items.reading import Unread, read
 from flatout.frameworks.pytorch.input.items.rows import OneThread, Rows, Unvectorised, collated
 from flatout.frameworks.pytorch.input.items.shadow import Shadow, joined
 from flatout.frameworks.pytorch.input.items.without_warnings import without_warnings
-from flatout.frameworks.pytorch.input.of_loader import known
 from flatout.frameworks.pytorch.input.worker_settings import KEPT_WORKERS, start_method
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.script_code import is_the_scripts
@@ -46,6 +46,7 @@ class FusedFetch:
         self.num_batches = 0
         """Computed at once since it was engaged."""
         self.engaged = False
+        self._readings: weakref.WeakKeyDictionary[DataLoader[Any], Reading] = weakref.WeakKeyDictionary()
 
     def engage(self, on: bool) -> None:
         """From the next fetch on, or no longer."""
@@ -76,8 +77,10 @@ class FusedFetch:
 
     def reading(self, loader: DataLoader[Any]) -> Reading:
         """What is known about a loader's dataset."""
-        dataset = loader.dataset
-        return known(loader, self, lambda found: found.dataset is dataset, lambda: Reading(dataset))
+        found = self._readings.get(loader)
+        if found is None or found.dataset is not loader.dataset:
+            found = self._readings[loader] = Reading(loader.dataset)
+        return found
 
 
 class Reading:

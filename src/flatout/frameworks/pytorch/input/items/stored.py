@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -20,7 +21,6 @@ from flatout.frameworks.pytorch.input.items.rows import OneThread, Unvectorised
 from flatout.frameworks.pytorch.input.items.shadow import Shadow
 from flatout.frameworks.pytorch.input.items.sources import Look, Sources
 from flatout.frameworks.pytorch.input.items.store import Column, Places, Room, Store
-from flatout.frameworks.pytorch.input.of_loader import known
 from flatout.guest.interruptions import is_interruption, let_through
 
 MOST_FAILURES = 8
@@ -49,6 +49,7 @@ class StoredItems:
         """Told of the tensors of batches that consist of kept rows, and of which."""
         self._room = Room(most_bytes)
         self._fused = fused
+        self._keepers: weakref.WeakKeyDictionary[DataLoader[Any], Keeper] = weakref.WeakKeyDictionary()
 
     def engage(self, on: bool, *, fill: Iterable[DataLoader[Any]] = ()) -> None:
         """From the next fetch on, or no longer; `fill`: loaders whose items are all kept now, in a trial."""
@@ -69,7 +70,10 @@ class StoredItems:
     def keeper(self, loader: DataLoader[Any]) -> Keeper:
         """What is kept of a loader's dataset."""
         reading = self._fused.reading(loader)
-        return known(loader, self, lambda found: found.reading is reading, lambda: Keeper(reading, self._room))
+        found = self._keepers.get(loader)
+        if found is None or found.reading is not reading:
+            found = self._keepers[loader] = Keeper(reading, self._room)
+        return found
 
     def why_not(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
         """Why the items of a loader cannot be kept, in a few words; None where they can."""
