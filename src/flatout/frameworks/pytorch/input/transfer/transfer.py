@@ -42,9 +42,6 @@ PINNED_SHARE = 1 / 16
 MOST_FAILURES = 4
 """Copies that could not be made, after which none is tried."""
 
-MOST_SIZES = 256
-"""Different sizes that are remembered."""
-
 Way: TypeAlias = Literal["staged", "early", "gathered"]
 
 
@@ -67,7 +64,6 @@ class Transfer:
         self._seams = Seams(self)
         self._lines: weakref.WeakKeyDictionary[Any, Line] = weakref.WeakKeyDictionary()
         self._habits: weakref.WeakKeyDictionary[DataLoader[Any], Habit] = weakref.WeakKeyDictionary()
-        self._sizes: set[tuple[int, torch.dtype]] = set()
         self._checked: dict[Way, int] = {"staged": 0, "early": 0, "gathered": 0}
         self._num_failures = 0
         self._thread, self._pid = get_ident(), os.getpid()
@@ -187,21 +183,12 @@ class Transfer:
         if rows is not None and mirror is not None and mirror.covers(rows.places):
             copy = staging.gather(tensor, mirror, rows.places)
             return None if copy is None else ("gathered", copy)
-        if mirror is None and ("prefetch" not in self.parts or not self._recurs(tensor)):
+        if mirror is None and "prefetch" not in self.parts:
             return None
         if device.is_pinned(tensor) and (leaf is None or goes_on):
             return None  # plain's copy does not wait already, or comes after others that write there
         copy = staging.begin(tensor, rows=rows if mirror is not None else None)
         return None if copy is None else ("staged", copy)
-
-    def _recurs(self, tensor: torch.Tensor) -> bool:
-        """Whether such a tensor was copied before: a batch comes again and again, a model or a dataset once."""
-        size = tensor.nbytes, tensor.dtype
-        if size in self._sizes:
-            return True
-        if len(self._sizes) < MOST_SIZES:
-            self._sizes.add(size)
-        return False
 
     def _staging(self, device: Device) -> Staging:
         found = self._stagings.get(id(device))
