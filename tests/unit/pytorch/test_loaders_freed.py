@@ -1,8 +1,6 @@
 """Is a loader freed when the script drops it, with all that was known about it?"""
 
-import copy
 import gc
-import pickle
 import weakref
 
 import pytest
@@ -11,17 +9,12 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
-from flatout.frameworks.pytorch.input.dataset_state import marks  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
-from flatout.frameworks.pytorch.input.of_loader import NAME, known  # noqa: E402
 
 
-class HoldsItsLoader(Dataset):
-    """As modules of data do that make their loader themselves."""
-
-    def __init__(self, num_workers=0):
+class Rows(Dataset):
+    def __init__(self):
         self.rows = torch.arange(24.0).reshape(12, 2)
-        self.loader = DataLoader(self, batch_size=4, num_workers=num_workers)
 
     def __len__(self):
         return len(self.rows)
@@ -49,49 +42,13 @@ ENGAGED = {
 
 
 @pytest.mark.parametrize("name", ENGAGED)
-def test_a_dataset_that_holds_its_own_loader_is_freed(name, loaders):
+def test_a_loader_and_its_dataset_are_freed(name, loaders):
     ENGAGED[name](loaders)
-    dataset = HoldsItsLoader(2 if name == "virtual_workers" else 0)
+    dataset = Rows()
+    loader = DataLoader(dataset, batch_size=4, num_workers=2 if name == "virtual_workers" else 0)
     for _ in range(3):
-        assert len(list(dataset.loader)) == 3
-    gone = [weakref.ref(dataset), weakref.ref(dataset.loader)]
-    del dataset
+        assert len(list(loader)) == 3
+    gone = [weakref.ref(dataset), weakref.ref(loader)]
+    del dataset, loader
     gc.collect()
     assert [reference() for reference in gone] == [None, None]
-
-
-def test_what_is_known_is_found_once_and_anew_where_it_does_not_hold():
-    class Owner:
-        pass
-
-    owner, other, loader = Owner(), Owner(), DataLoader(range(3))
-    found = iter(range(10))
-    assert [known(loader, owner, lambda value: True, lambda: next(found)) for _ in range(2)] == [0, 0]
-    assert known(loader, other, lambda value: True, lambda: next(found)) == 1
-    assert known(loader, owner, lambda value: False, lambda: next(found)) == 2
-    del owner
-    gc.collect()
-    assert len(loader.__dict__[NAME].by_owner) == 1
-
-
-def test_a_copy_of_a_loader_has_nothing_of_it(loaders):
-    loaders.pipeline.fused.engage(True)
-    dataset = HoldsItsLoader()
-    first = [batch.tolist() for batch in dataset.loader]
-    before = marks(dataset)
-    for copied in (copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))):
-        other = copied(dataset.loader)
-        assert [batch.tolist() for batch in other] == first
-        assert other.__dict__[NAME].is_of(other) and not other.__dict__[NAME].is_of(dataset.loader)
-    assert b"flatout.frameworks" not in pickle.dumps(DataLoader(dataset.rows).__class__) + pickle.dumps(
-        {name: value for name, value in vars(dataset.loader).items() if name == NAME}
-    )
-    assert marks(dataset) == before
-
-
-def test_what_is_known_is_no_change_of_a_dataset_that_holds_its_loader(loaders):
-    dataset = HoldsItsLoader()
-    before = marks(dataset)
-    loaders.pipeline.fused.engage(True)
-    list(dataset.loader)
-    assert NAME in vars(dataset.loader) and marks(dataset) == before

@@ -9,11 +9,9 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import ConcatDataset, DataLoader  # noqa: E402
 
-from flatout.frameworks.pytorch.input.items import draws as draws_module  # noqa: E402
 from flatout.frameworks.pytorch.input.items import randomness, vision  # noqa: E402
 from flatout.frameworks.pytorch.input.items import shadow as shadow_module  # noqa: E402
 from flatout.frameworks.pytorch.input.items.draws import MOST_BELOW, UNIFORM, drawn, skip  # noqa: E402
-from flatout.frameworks.pytorch.input.items.rows import Unvectorised  # noqa: E402
 from flatout.frameworks.pytorch.input.items.shadow import difference  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
@@ -46,15 +44,6 @@ def test_numbers_drawn_at_once_are_those_of_single_calls(kinds, num_items, seed)
     torch.manual_seed(seed)
     skip(len(kinds) * num_items)
     assert torch.equal(after, torch.get_rng_state())
-
-
-def test_a_pytorch_that_draws_otherwise_is_left_alone(monkeypatch):
-    monkeypatch.setattr(draws_module, "_draws_as_known", lambda dtype: False)
-    state = torch.get_rng_state()
-    with pytest.raises(Unvectorised, match="otherwise"):
-        drawn((UNIFORM,), 3)
-    assert torch.equal(state, torch.get_rng_state())
-    assert "otherwise than is known" in check(lambda: cifar(T.RandomHorizontalFlip(), *TAIL))
 
 
 # -- transforms -----------------------------------------------------------------------------------------------------
@@ -164,25 +153,8 @@ def test_transforms_that_change_are_followed_or_left_to_the_script():
     def size(dataset, number):
         dataset.transform.transforms[0].size = [(32, 32), (30, 30), (32, 32), (40, 40)][number]
 
-    def hook(dataset, number):
-        if number == 1:
-            dataset.transform.transforms[1].register_forward_hook(lambda module, given, out: given[0])
-
-    for change in (chance, size, hook):
+    for change in (chance, size):
         check(CHAINS["as CIFAR is trained on"], 4, change)
-
-
-def test_a_patched_function_of_torchvisions_is_seen(monkeypatch):
-    functional = T.functional
-    own = functional.hflip
-
-    def patch(dataset, number):
-        if number == 1:
-            monkeypatch.setattr(functional, "hflip", lambda image: own(own(image)))
-        elif number == 0:
-            monkeypatch.setattr(functional, "hflip", own)
-
-    check(CHAINS["as CIFAR is trained on"], 3, patch)
 
 
 def test_an_error_comes_with_the_random_stream_where_plain_has_it():
@@ -241,14 +213,6 @@ def test_another_default_type_of_floats_draws_otherwise():
         check(CHAINS["as CIFAR is trained on"], 4, between)
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-def test_hooks_on_transforms_count_for_kept_items_too():
-    def between(dataset, number):
-        if number == 2:
-            dataset.transform.transforms[1].register_forward_hook(lambda module, given, out: out + 1)
-
-    check(lambda: mnist(T.ToTensor(), T.Normalize((0.1307,), (0.3081,))), 4, between, keep=True)
 
 
 @pytest.mark.parametrize("means", [(0.1, 0.2, 0.3), (torch.tensor(0.1),)])

@@ -21,11 +21,10 @@ from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset, T
 from flatout.frameworks.pytorch.facts import find  # noqa: E402
 from flatout.frameworks.pytorch.input.items import store as store_module  # noqa: E402
 from flatout.frameworks.pytorch.input.items import stored as stored_module  # noqa: E402
-from flatout.frameworks.pytorch.input.items.reading import read  # noqa: E402
 from flatout.frameworks.pytorch.input.items.rows import Unvectorised  # noqa: E402
 from flatout.frameworks.pytorch.input.items.shadow import AT_ONCE, EVERY, difference  # noqa: E402
-from flatout.frameworks.pytorch.input.items.sources import Look, Sources, state_of  # noqa: E402
-from flatout.frameworks.pytorch.input.items.store import Room, Store, Unkept  # noqa: E402
+from flatout.frameworks.pytorch.input.items.sources import state_of  # noqa: E402
+from flatout.frameworks.pytorch.input.items.store import Room, Store  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.levers import registry  # noqa: E402
 from flatout.frameworks.pytorch.numerics.batches import compare_batches  # noqa: E402
@@ -159,7 +158,7 @@ def test_parts_of_datasets(made):
 def test_items_with_texts_are_not_kept(made):
     source = "def __getitem__(self, i): return torch.from_numpy(self.images[i]) * 2, self.names[i]"
     kept = check(lambda: made(source, names=[f"n{i}" for i in range(50)]))
-    assert "a batch with a `str`" in kept.why_not
+    assert "not all dense tensors" in kept.why_not
 
 
 def test_what_takes_items_as_they_lie_is_not_kept(made):
@@ -206,28 +205,8 @@ def new_type(dataset, number):
     dataset.n = [8, 8.0, 8, np.float32(8)][number % 4]
 
 
-def turn_sign(dataset, number):
-    dataset.n = -0.0 if number > 3 else 0.0
-
-
-def turn_signs(dataset, number):
-    dataset.labels = [-0.0 if number > 3 else 0.0] * 50
-
-
 def new_default(dataset, number):
     torch.set_default_dtype(torch.float64 if number % 3 == 2 else torch.float32)
-
-
-@pytest.mark.parametrize("change", [turn_sign, turn_signs, new_default])
-def test_what_is_equal_and_not_the_same_is_told_apart(made, change):
-    source = """
-        def __getitem__(self, i):
-            return self.images[i] * self.n, self.labels[i] * 2, torch.from_numpy(self.images[i]) / 2
-    """
-    try:
-        check(lambda: made(source, n=1.0, labels=[1.0] * 50), num=8, between=change)
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def test_items_of_a_branch_that_was_not_read_are_computed_each_time(made):
@@ -243,10 +222,13 @@ def test_items_of_a_branch_that_was_not_read_are_computed_each_time(made):
     assert check(lambda: made(source, labels=labels), num=4, batch_size=2, least=40).store.num_kept < 50
 
 
-@pytest.mark.parametrize("change", [write_array, write_label, new_array, new_parameter, new_type])
+@pytest.mark.parametrize("change", [write_array, write_label, new_array, new_parameter, new_type, new_default])
 def test_a_dataset_that_changes_is_followed(made, change):
     images = np.random.default_rng(5).integers(0, 256, (50, 6, 5), dtype=np.uint8)
-    check(lambda: made(WORKS, images=images.copy(), labels=list(range(50))), num=8, between=change)
+    try:
+        check(lambda: made(WORKS, images=images.copy(), labels=list(range(50))), num=8, between=change)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_tensor_that_is_written_to_is_followed(made):
@@ -265,7 +247,11 @@ def test_a_tensor_that_is_written_to_is_followed(made):
 
 
 def test_changes_within_a_pass_count_at_once(made, loaders):
-    dataset = made(WORKS, images=np.zeros((50, 2), np.uint8), labels=list(range(50)))
+    dataset = made(
+        WORKS.replace("torch.from_numpy(self.images[i])", "self.images[i]"),
+        images=torch.zeros(50, 2, dtype=torch.uint8),
+        labels=list(range(50)),
+    )
     loader = DataLoader(dataset, batch_size=10)
     for _ in range(3):
         list(loader)
@@ -313,7 +299,7 @@ def test_kept_items_that_are_not_the_scripts_are_found_and_end_it(made, loaders)
 # -- memory ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("free_bytes", [0, None, 2**30, 2**30 + 2 * 20 * 150])
+@pytest.mark.parametrize("free_bytes", [0, None, 2**30, 2**30 + 2 * 20 * 120])
 def test_where_not_all_items_have_room_none_is_kept(made, monkeypatch, free_bytes):
     monkeypatch.setattr(store_module, "free_memory_bytes", lambda: free_bytes)
     kept = check(lambda: made(WORKS))
@@ -338,7 +324,7 @@ def test_all_stores_of_a_process_share_the_memory_that_they_were_given():
 
 @pytest.mark.parametrize("num", [49, 50])
 def test_all_is_kept_where_memory_may_be_taken_for_it(made, num):
-    item_bytes = 6 * 5 + 8 + 6 * 5 * 4 + 8
+    item_bytes = 6 * 5 * 4 + 8
     keeper = check(lambda: made(WORKS), most_bytes=num * item_bytes, num=4)
     assert keeper.store.num_kept == 50 if num == 50 else keeper.why_not == "no memory for all items"
 
@@ -352,25 +338,10 @@ def test_nothing_is_added_where_memory_runs_short(monkeypatch):
     free = iter([2**40, 2**40, 5])
     monkeypatch.setattr(store_module, "free_memory_bytes", lambda: next(free))
     monkeypatch.setattr(store_module, "LOOK_EVERY_BYTES", 1000)
-    store, look = Store(100), Look((), ())
+    store = Store(100)
     for first in range(0, 100, 10):
-        store.places([first], look), store.put(list(range(first, first + 10)), look, torch.zeros(10, 20))
+        store.places([first], ()), store.put(list(range(first, first + 10)), (), torch.zeros(10, 20))
     assert store.num_kept == store.taken_bytes == 0 and store.why_stopped == "memory ran short"
-
-
-def test_batches_of_another_form_are_not_kept():
-    store, look = Store(10), Look((), ())
-    store.places([0], look)
-    store.put([0, 1], look, torch.zeros(2, 3))
-    store.put([2, 3], look, torch.zeros(2, 4))
-    store.put([4, 5], look, [torch.zeros(2, 3)])
-    store.put([99], look, torch.zeros(1, 3))
-    assert store.num_kept == 2
-    for batch in (
-        torch.zeros(2, 3).to_sparse(), [1, 2], torch.zeros(2, 3, requires_grad=True), {"x": None}, torch.tensor(1), [],
-    ):  # fmt: skip
-        with pytest.raises(Unkept):
-            store.put([4, 5], look, batch)
 
 
 # -- what items are made of -----------------------------------------------------------------------------------------
@@ -389,12 +360,6 @@ def test_marks_differ_when_anything_does():
             state_of(unknown)
 
 
-def test_a_look_takes_no_more_than_it_compares(made):
-    dataset = made("def __getitem__(self, i): return self.images[i].float() / self.n", images=torch.zeros(50, 8))
-    look = Sources(read(dataset, 0)[1]).look(dataset, [3, 4])
-    assert look.rows == () and len(look.mark) == 3  # with the default type
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 19), min_size=1, max_size=6), min_size=1, max_size=12),
@@ -403,18 +368,18 @@ def test_a_look_takes_no_more_than_it_compares(made):
 )
 def test_a_store_gives_what_was_put_or_says_that_it_is_not_there(asked, capacity, change_at):
     values = torch.arange(20.0)[:, None].repeat(1, 5)
-    store = Store(20, Room(capacity * (5 * 4 + 32)))
+    store = Store(20, Room(capacity * 5 * 4))
     for number, indices in enumerate(asked):
         if number == change_at:
             values = values + 100
-        look = Look(("mark",), ([float(values[i, 0]) for i in indices],))
-        places = store.places(indices, look)
+        mark = number >= change_at
+        places = store.places(indices, mark)
         if places is not None:
             assert torch.equal(store.take(places), values[indices])
-        store.put(indices, look, values[indices])
+        store.put(indices, mark, values[indices])
         assert store.num_kept <= (0 if capacity < 20 else 20)
         if number < change_at:
-            assert (store.places(indices, look) is None) is (capacity < 20)
+            assert (store.places(indices, mark) is None) is (capacity < 20)
 
 
 # -- the lever ------------------------------------------------------------------------------------------------------
@@ -502,21 +467,6 @@ def test_a_tensor_in_the_place_of_another_is_another(made):
     check(lambda: made(source, x=torch.zeros(50, 200)), num=6, between=replaced)
 
 
-def test_rows_of_another_type_and_back(made):
-    source = """
-        def __getitem__(self, i):
-            return torch.from_numpy(self.x[i]).double() * 2
-    """
-
-    def retyped(dataset, number):
-        dataset.x = (np.arange(100, dtype=np.int32).reshape(50, 2) * 1000 + 7).astype(
-            [np.int32, np.float32, np.int32, np.float32, np.int32][number]
-        ) / [1, 3, 1, 7, 1][number]
-        dataset.x = dataset.x.astype([np.int32, np.float32, np.int32, np.float32, np.int32][number])
-
-    check(lambda: made(source, x=np.zeros((50, 2), np.int32)), num=5, between=retyped)
-
-
 def test_a_history_is_followed(made):
     source = "def __getitem__(self, i): return self.x[i] * 2"
 
@@ -560,56 +510,7 @@ def test_threads_that_share_a_loader_and_draw_meanwhile(made, loaders):
     assert not wrong and len(set(drawn)) > 2900 and len(seeds) == 4
 
 
-def test_a_dataset_that_says_it_is_huge_takes_no_memory_for_it(made, loaders):
-    class Huge(type(made(WORKS))):
-        def __len__(self):
-            return 10**9
-
-    dataset = Huge(images=np.zeros((50, 2), np.uint8), labels=[1] * 50, n=2)
-    store = Store(10**9)
-    store.places([5], Look((), ()))
-    store.put([5, 10**9 - 1], Look((), ()), torch.zeros(2, 3))
-    assert store.num_kept == 0
-    loader = DataLoader(dataset, batch_size=5, sampler=range(50))
-    before = psutil.Process().memory_info().rss
-    for _ in range(3):
-        list(loader)
-    assert psutil.Process().memory_info().rss - before < 2**28
-
-
 # -- arrays that nobody can write to --------------------------------------------------------------------------------
-
-
-def rows_compared(dataset):
-    """How many of the things that an item is made of are compared row by row."""
-    owner = Loaders()
-    keeper = owner.pipeline.stored.keeper(DataLoader(dataset, batch_size=4))
-    keeper.begin()
-    assert keeper.why_not is None
-    return len(keeper.look(dataset, [0, 1]).rows)
-
-
-def test_an_array_in_a_bytes_object_is_not_compared_row_by_row(made):
-    images = np.frombuffer(bytes(range(200)), np.uint8).reshape(50, 4)
-    assert rows_compared(made(WORKS, images=images, labels=list(range(50)), n=2)) == 1, "only the labels"
-
-
-def test_an_array_that_can_be_written_to_through_another_is_compared_row_by_row(made):
-    own = np.arange(200, dtype=np.uint8).reshape(50, 4)
-    images = own[:]
-    images.flags.writeable = False
-    assert rows_compared(made(WORKS, images=images, labels=list(range(50)), n=2)) == 2
-    as_buffer = np.frombuffer(bytearray(range(200)), np.uint8).reshape(50, 4)
-    assert rows_compared(made(WORKS, images=as_buffer, labels=list(range(50)), n=2)) == 2
-
-    def between(number):
-        own[3] += 1
-
-    def make_dataset():
-        own[:] = np.arange(200, dtype=np.uint8).reshape(50, 4)
-        return made(WORKS, images=images, labels=list(range(50)), n=2)
-
-    check(make_dataset, between=lambda dataset, number: between(number))
 
 
 def test_another_array_in_place_of_one_in_a_bytes_object_is_seen(made):

@@ -126,21 +126,11 @@ def test_what_the_script_does_with_such_a_tensor_stays_its_own():
     check(summed)
 
 
-def hook_all(chain):
-    hook = torch.nn.modules.module.register_module_forward_hook
-    return hook(lambda module, given, out: out + 1 if module is chain.transforms[2] else None)
-
-
 CHANGES = {
     "mean": lambda chain: chain.transforms[2].mean.__setitem__(0, 0.25),
     "dtype": lambda chain: setattr(chain.transforms[1], "dtype", torch.float64),
     "scale": lambda chain: setattr(chain.transforms[1], "scale", False),
-    "hook": lambda chain: chain.register_forward_hook(lambda module, given, out: out + 1),
     "order": lambda chain: setattr(chain, "transforms", [*chain.transforms, v2.Normalize((0.5,), (0.5,))]),
-    "method": lambda chain: setattr(chain.transforms[1], "transform", lambda image, params: image.float() * 2),
-    "all hooked": hook_all,
-    "compiled": lambda chain: setattr(chain.transforms[1], "_compiled_call_impl", lambda image: image.float() * 2),
-    "compiled chain": lambda chain: setattr(chain, "_compiled_call_impl", lambda image: torch.zeros(2)),
     "fewer": lambda chain: setattr(chain, "transforms", [v2.ToImage(), v2.ToDtype(torch.float32)]),
 }
 
@@ -149,59 +139,11 @@ CHANGES = {
 @pytest.mark.parametrize("name", ["as MNIST is trained on", "colour"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_transforms_that_change_are_followed_or_left_to_the_script(name, change, keep):
-    handles = []
-
     def between(dataset, number):
         if number == 2:
-            handles.append(CHANGES[change](dataset.transform))
-        elif number == 3:
-            remove()
-
-    def remove():
-        for handle in handles:
-            if handle is not None:
-                handle.remove()
-        handles.clear()
+            CHANGES[change](dataset.transform)
 
     check(CHAINS[name], 4, between, keep=keep)
-    remove()
-
-
-@pytest.mark.parametrize("where", ["function", "kernel", "class", "chain"])
-def test_what_is_patched_in_torchvision_is_seen(where, monkeypatch):
-    utils = v2.functional._utils
-    kernels = utils._KERNEL_REGISTRY[v2.functional.normalize]
-    image = torchvision.tv_tensors.Image
-
-    def between(dataset, number):
-        monkeypatch.undo()
-        if number != 1:
-            return
-        match where:
-            case "function":
-                own = v2.functional.to_image
-                monkeypatch.setattr(v2.functional, "to_image", lambda given: own(given).bitwise_not())
-            case "kernel":
-                own = kernels[image]
-                monkeypatch.setitem(kernels, image, lambda *given, **named: own(*given, **named) + 1)
-            case "class":
-                own = v2.Normalize.transform
-                monkeypatch.setattr(v2.Normalize, "transform", lambda *given: own(*given) + 1)
-            case "chain":
-                own = v2.Compose.forward
-                monkeypatch.setattr(v2.Compose, "forward", lambda *given: own(*given) + 1)
-
-    check(CHAINS["as MNIST is trained on"], 3, between)
-
-
-def test_images_that_stay_images_when_they_are_computed_with():
-    def between(dataset, number):
-        torchvision.tv_tensors.set_return_type("TVTensor" if number == 1 else "Tensor")
-
-    try:
-        check(CHAINS["as MNIST is trained on"], 3, between)
-    finally:
-        torchvision.tv_tensors.set_return_type("Tensor")
 
 
 @settings(max_examples=25, deadline=None)
@@ -232,40 +174,9 @@ def test_workers_that_are_asked_for_have_the_same_streams():
     )
 
 
-def test_a_transform_that_is_told_to_pass_its_images_on_does_so():
-    def between(dataset, number):
-        if number == 2:
-            dataset.transform.transforms[1]._transformed_types = (int,)
-
-    check(lambda: grey(*floats()), 4, between)
-
-
 def test_a_chance_that_is_no_number_flips_as_the_script_does():
     def between(dataset, number):
         if number == 2:
             dataset.transform.transforms[0].p = float("nan")
 
     check(lambda: coloured(v2.RandomHorizontalFlip(), *floats()), 4, between)
-
-
-def test_a_mean_of_minus_nought_is_not_one_of_nought():
-    def between(dataset, number):
-        dataset.transform.transforms[3].mean = [-0.0 if number == 2 else 0.0]
-
-    check(lambda: grey(*floats(), v2.Normalize([0.0], [-1.0]), v2.Normalize([0.0], [1.0])), 4, between)
-
-
-def test_a_collation_that_is_registered_later_is_followed():
-    collations = torch.utils.data._utils.collate.default_collate_fn_map
-    own = collations[torch.Tensor]
-
-    def between(dataset, number):
-        collations[torch.Tensor] = changed if number == 2 else own
-
-    def changed(batch, *, collate_fn_map=None):
-        return torch.stack(batch) + 1
-
-    try:
-        check(CHAINS["as MNIST is trained on"], 4, between)
-    finally:
-        collations[torch.Tensor] = own

@@ -7,6 +7,7 @@ dataset. Out: marks that change with it and with what its code reads, and what i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import sys
@@ -19,7 +20,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.frameworks.pytorch.input.of_loader import OfLoader
 from flatout.frameworks.pytorch.seams.script_code import is_the_scripts
 
 MAX_OBJECTS = 2000
@@ -54,17 +54,7 @@ def marks(*things: Any, closely: bool = True, but: Any = None) -> list[Any]:
     a CPU, and all of a container that holds nothing but simple values. `but`: what is left out, with all that only it
     has.
     """
-    return [_mark(value, closely) for value in _walk(things, but)]
-
-
-def counts(dataset: Any) -> dict[tuple[int, str], Any]:
-    """Numbers that the dataset and what it refers to keep as attributes, by whose they are and their name."""
-    found: dict[tuple[int, str], Any] = {}
-    for one in _walk((dataset,), None):
-        own = getattr(one, "__dict__", None) if not isinstance(one, _OPAQUE) else None
-        kept = [pair for pair in (own or {}).items() if isinstance(pair[1], bool | int | float)]
-        found |= {(id(one), name): value for name, value in kept}
-    return found
+    return [mark(value, closely=closely) for value in _walk(things, but)]
 
 
 def keeps_workers(loader: DataLoader[Any]) -> bool:
@@ -101,43 +91,34 @@ def held_open(dataset: Any) -> str | None:
     return None
 
 
-def _mark(value: Any, closely: bool) -> Any:
+def mark(value: Any, *, closely: bool) -> Any:
+    """What differs when one thing is another, or was changed, as `marks` says."""
     if isinstance(value, _VALUES):
         return type(value).__name__, value
     if isinstance(value, torch.Tensor):
-        return id(value), value._version, _checksum(_array_of(value)) if closely else None
+        array = None
+        if closely:
+            with contextlib.suppress(RuntimeError, TypeError):  # on a device, sparse, of a type that NumPy has not
+                array = value.detach().numpy()
+        return id(value), value._version, _checksum(array)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         is_read = value.flags.writeable and (closely or value.nbytes <= FEW_BYTES)
         return id(value), value.shape, _checksum(value) if is_read else None
     if isinstance(value, list | tuple | dict | set | frozenset):
-        return type(value).__name__, len(value), _sum_of_items(value) if closely else None
+        found = None
+        if closely and len(value) <= MOST_ITEMS:
+            with contextlib.suppress(Exception):  # objects of the script's own may raise anything, or have no hash
+                found = hash(tuple(value.items() if isinstance(value, dict) else value))
+        return type(value).__name__, len(value), found
     return id(value)
-
-
-def _sum_of_items(container: Any) -> int | None:
-    """A number that changes with what a container holds; None where that is too much, or not hashable."""
-    if not MAX_ITEMS < len(container) <= MOST_ITEMS:
-        return None
-    try:
-        return hash(tuple(container.items()) if isinstance(container, dict) else tuple(container))
-    except Exception:  # noqa: BLE001  objects of the script's own may raise anything
-        return None
-
-
-def _array_of(tensor: torch.Tensor) -> Any:
-    """The tensor's memory as an array; None where it lies elsewhere, is sparse, or of a type that NumPy has not."""
-    try:
-        return tensor.detach().numpy()
-    except (RuntimeError, TypeError):
-        return None
 
 
 def _checksum(array: Any) -> int | None:
     """A number that changes with the bytes of an array; none where that is too large."""
     if array is None or array.dtype.hasobject or array.nbytes > MOST_BYTES:
         return None
-    return zlib.adler32(array if array.flags.c_contiguous else array.tobytes())
+    return zlib.crc32(array if array.flags.c_contiguous else array.tobytes())
 
 
 def _walk(things: tuple[Any, ...], but: Any) -> Iterator[Any]:
@@ -185,8 +166,7 @@ def _parts(value: Any) -> list[Any]:
             name for kind in type(value).__mro__ if is_the_scripts(kind) for name in vars(kind).get("__slots__", ())
         ]
         return [getattr(value, name, None) for name in slots if isinstance(name, str)]
-    own = [part for part in attributes.values() if type(part) is not OfLoader]  # which is no part of the script's
-    return [*own, type(value)]
+    return [*attributes.values(), type(value)]
 
 
 def read_outside(function: types.FunctionType) -> dict[str, Any]:

@@ -18,9 +18,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from flatout.frameworks.pytorch.input.dataset_state import Copies, held_open, keeps_workers
-from flatout.frameworks.pytorch.input.of_loader import is_itself_alone
 from flatout.frameworks.pytorch.input.opened import Later, Opened
-from flatout.frameworks.pytorch.input.passes import FetchObserver, Pass
+from flatout.frameworks.pytorch.input.passes import Pass
 from flatout.frameworks.pytorch.input.shuffles import draw_seed, drawing_elsewhere, generators_of
 from flatout.frameworks.pytorch.input.worker_settings import (
     IN_PROCESS,
@@ -47,7 +46,8 @@ class Loaders:
     """All loaders of a process, and how they are run."""
 
     def __init__(self) -> None:
-        self.observer: FetchObserver | None = None
+        self.observer: Any = None
+        """Whose `before_fetch` and `after_fetch` are called around each fetch of the script's."""
         self.on_fetch: Callable[[], None] | None = None
         """Told before each fetch of the script's, where fetches are taken for steps."""
         self.on_failure: Callable[[str, BaseException], None] | None = None
@@ -62,11 +62,9 @@ class Loaders:
         """Passes opened with `settings`."""
         self.passes: weakref.WeakSet[Pass] = weakref.WeakSet()
         self.store_memory_bytes: int | None = None
+        """Memory for kept items; None: what is free allows."""
         self.admits_random = True
         """Whether workers of ours may draw other random numbers for items than plain does."""
-        """Memory for kept items; None: what is free allows."""
-        self._lasting: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
-        """For each loader whose workers the script keeps the pass under way, which has the loader: by its `id`."""
         self._pipeline: InputPipeline | None = None
         self._transfer: Transfer | None = None
         self._pid = os.getpid()
@@ -93,13 +91,14 @@ class Loaders:
     def _observed(self, original: Any, patch: Patch) -> Any:
         def __iter__(loader: DataLoader[Any]) -> Iterator[Any]:
             in_worker = torch.utils.data.get_worker_info() is not None
-            if not patch.active or in_worker or torch.compiler.is_compiling() or not is_itself_alone(loader):
+            found_by_equals = type(loader).__hash__ is not object.__hash__  # as what is known of loaders is found
+            if not patch.active or in_worker or torch.compiler.is_compiling() or found_by_equals:
                 return original(loader)
             observer = self.observer
             if observer is not None:
                 observer.before_fetch()
             try:
-                return self._pass_over(loader)
+                return Pass(loader, self)
             except BaseException as problem:
                 hide_ours(problem)
                 raise
@@ -108,17 +107,6 @@ class Loaders:
                     observer.after_fetch()
 
         return __iter__
-
-    def _pass_over(self, loader: DataLoader[Any]) -> Pass:
-        """A new pass; where the script keeps its workers, the one that is under way from its beginning, as plain's."""
-        lasting = self._lasting.get(id(loader))
-        if lasting is not None:
-            lasting.begin_anew()
-            return lasting
-        new = Pass(loader, self)
-        if keeps_workers(loader):
-            self._lasting[id(loader)] = new
-        return new
 
     def remove(self) -> None:
         """Give the class its own `__iter__` back; passes under way go on as they are."""
@@ -159,16 +147,12 @@ class Loaders:
         self._training[loader] = 0 if seen is None else seen + num_batches
 
     def ended(self, opened: Opened, trains: bool) -> None:
-        """A pass is over."""
-        if not trains and opened.loader not in self._training:
-            self._others.add(opened.loader)
-        self.put_by(opened)
-
-    def put_by(self, opened: Opened) -> None:
-        """Keep workers of ours for the next pass where the script keeps its own, and end others.
+        """A pass is over: workers of ours are kept for the next one where the script keeps its own, and others end.
 
         Those see nothing of what the script changes between passes: neither may ours, and no others may be kept.
         """
+        if not trains and opened.loader not in self._training:
+            self._others.add(opened.loader)
         if opened.changed and opened.settings == self.settings and keeps_workers(opened.loader):
             self._kept[opened.loader] = opened
         else:

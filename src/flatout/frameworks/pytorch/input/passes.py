@@ -7,7 +7,7 @@ plain where changed workers break. In: a loader and its owner. Out: batches in t
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
@@ -15,16 +15,6 @@ from torch.utils.data import DataLoader
 from flatout.frameworks.pytorch.input.opened import Opened, given_back
 from flatout.guest.interruptions import is_interruption
 from flatout.guest.tracebacks import hide_ours
-
-
-class FetchObserver(Protocol):
-    """Who wants to know of fetches."""
-
-    def before_fetch(self) -> None:
-        """A batch is asked for."""
-
-    def after_fetch(self) -> None:
-        """The batch is there, or the pass is over."""
 
 
 class Pass:
@@ -75,11 +65,6 @@ class Pass:
         finally:
             if observer is not None:
                 observer.after_fetch()
-
-    def begin_anew(self) -> None:
-        """Give the first batch again next, to everybody who has this pass."""
-        self._owner.put_by(self._opened)
-        self._open()
 
     @property
     def loader(self) -> DataLoader[Any]:

@@ -2,8 +2,9 @@
 
 What is not kept yet is computed at once, as under `fused_fetch`, which it takes the place of.
 
-What an item is made of is looked at each time, and a share of the kept items is computed again for as long as the
-script runs. All items are kept, where they fit into half of the memory that is free, or none.
+What items are made of is looked at with each batch, what is in arrays and lists with each pass, and a share of the kept
+items is computed again for as long as the script runs. All items are kept, where they fit into half of the memory that
+is free, or none.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ items are random, workers draw other random numbers: then the check says so and 
 are ahead of the training and have a copy of everything. So they begin anew at every pass, unless the script keeps its
 own; the first batch of every pass, and some later ones, are computed once more as plain does; and where the script has
 no workers it is looked at every batch whether the dataset, its sampler, or a setting that its code reads, has changed
-(what is large: as often as 2 % of the time allow). What differs is left to plain from there on, and the run says so,
-and how many batches were drawn before. Items that draw from a generator of the dataset's own, or that it counts, are
-random. Not seen at once is what code that is not the script's holds: only a batch that is computed once more shows it.
+(long lists and large arrays: only where they are others). What differs is left to plain from there on, and the run
+says so, and how many batches were drawn before. Items that draw from a generator of the dataset's own are random. What
+no look shows is seen at a batch that is computed once more; not at all where items follow from how many came before.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """Random numbers for many items at once: those that as many single calls would have drawn, in the same order.
 
 `torch.randint(0, n, (1,))` and `torch.rand(1)` each take one word of 32 bits from PyTorch's stream. All words of a
-batch are taken in one call. That it is so in this version of PyTorch is seen by trying it. In: what one item draws.
-Out: arrays with a number for each item.
+batch are taken in one call. That PyTorch draws so shows in the first batches, which are computed both ways. In: what
+one item draws. Out: arrays with a number for each item.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,17 +22,9 @@ MOST_BELOW = 2**27
 
 
 def drawn(kinds: Sequence[int], num_items: int) -> list[np.ndarray]:
-    """One array for each number that an item draws, `int64` or, for `UNIFORM`, `float32`.
-
-    Raises:
-        Unvectorised: This version of PyTorch draws otherwise.
-    """
-    if not _draws_as_known(torch.get_default_dtype()):
-        raise Unvectorised("random numbers are drawn otherwise than is known")
-    return _drawn(kinds, num_items)
-
-
-def _drawn(kinds: Sequence[int], num_items: int) -> list[np.ndarray]:
+    """One array for each number that an item draws, `int64` or, for `UNIFORM`, `float32`."""
+    if torch.get_default_dtype() is not torch.float32:
+        raise Unvectorised("random numbers of another type than `float32`")
     words = _words(len(kinds) * num_items).reshape(num_items, len(kinds))
     return [_number(words[:, place], kind) for place, kind in enumerate(kinds)]
 
@@ -63,28 +53,3 @@ def _words(num: int) -> np.ndarray:
         torch.empty(num // 2, dtype=torch.int64).random_(-(2**63), None)
     found = pairs.numpy()
     return np.stack([(found >> 32) & 0xFFFFFFFF, found & 0xFFFFFFFF], axis=1).reshape(-1)[:num]
-
-
-@cache
-def _draws_as_known(default_dtype: torch.dtype) -> bool:
-    """Whether single calls give what the words of one call say, and leave the stream at the same place.
-
-    `default_dtype`: PyTorch's, which is that of `torch.rand(1)`.
-    """
-    kinds = (9, UNIFORM, 33, 1, MOST_BELOW, 2)
-    before = torch.get_rng_state()
-    try:
-        for num_items in (1, 4, 7):
-            start = torch.get_rng_state()
-            single: list[list[Any]] = [[] for _ in kinds]
-            for _ in range(num_items):
-                for numbers, kind in zip(single, kinds, strict=True):
-                    numbers.append(float(torch.rand(1)) if kind == UNIFORM else int(torch.randint(0, kind, (1,))))
-            after = torch.get_rng_state()
-            torch.set_rng_state(start)
-            at_once = [numbers.tolist() for numbers in _drawn(kinds, num_items)]
-            if at_once != single or not torch.equal(after, torch.get_rng_state()):
-                return False
-        return True
-    finally:
-        torch.set_rng_state(before)

@@ -7,10 +7,13 @@ Out: the same batches.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import types
-from collections.abc import Callable
-from typing import Any
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,9 +26,7 @@ from flatout.frameworks.pytorch.input.items.draws import skip
 from flatout.frameworks.pytorch.input.items.program import Program
 from flatout.frameworks.pytorch.input.items.reading import Unread, read
 from flatout.frameworks.pytorch.input.items.rows import OneThread, Rows, Unvectorised, collated
-from flatout.frameworks.pytorch.input.items.shadow import Shadow, joined
-from flatout.frameworks.pytorch.input.items.without_warnings import without_warnings
-from flatout.frameworks.pytorch.input.of_loader import known
+from flatout.frameworks.pytorch.input.items.shadow import Shadow
 from flatout.frameworks.pytorch.input.worker_settings import KEPT_WORKERS, start_method
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.script_code import is_the_scripts
@@ -46,6 +47,7 @@ class FusedFetch:
         self.num_batches = 0
         """Computed at once since it was engaged."""
         self.engaged = False
+        self._readings: weakref.WeakKeyDictionary[DataLoader[Any], Reading] = weakref.WeakKeyDictionary()
 
     def engage(self, on: bool) -> None:
         """From the next fetch on, or no longer."""
@@ -53,7 +55,7 @@ class FusedFetch:
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Put a fetcher of ours into an iterator that fetches in this process."""
-        if type(iterator) is not _SingleProcessDataLoaderIter or _unsuited_or_odd(loader) is not None:
+        if type(iterator) is not _SingleProcessDataLoaderIter or _unsuited(loader) is not None:
             return
         if type(iterator._dataset_fetcher) is _MapDatasetFetcher:
             iterator._dataset_fetcher = FusedFetcher(self, iterator._dataset_fetcher, self.reading(loader))
@@ -63,7 +65,7 @@ class FusedFetch:
 
         `for_workers`: whether they are to be computed in place of workers.
         """
-        why = _unsuited_or_odd(loader, for_workers=for_workers)
+        why = _unsuited(loader, for_workers=for_workers)
         if why is None:
             reading = self.reading(loader)
             reading.begin()
@@ -76,8 +78,10 @@ class FusedFetch:
 
     def reading(self, loader: DataLoader[Any]) -> Reading:
         """What is known about a loader's dataset."""
-        dataset = loader.dataset
-        return known(loader, self, lambda found: found.dataset is dataset, lambda: Reading(dataset))
+        found = self._readings.get(loader)
+        if found is None or found.dataset is not loader.dataset:
+            found = self._readings[loader] = Reading(loader.dataset)
+        return found
 
 
 class Reading:
@@ -88,10 +92,7 @@ class Reading:
         self.why_not: str | None = None
         self.program: Program | None = None
         self.shadow = Shadow()
-        self.wrong = False
-        """Whether the program was seen to give other items than the script."""
-        self._num_failures = 0
-        self._num_computed = 0
+        self.num_failures = self.num_computed = 0
         self._begun = False
 
     def begin(self) -> None:
@@ -103,7 +104,7 @@ class Reading:
         self._begun = True
         states = RandomStates()
         try:
-            with without_warnings():
+            with _without_warnings():
                 _, program = read(self.dataset, 0)
                 computed(program, self.dataset, [0])
             self.program = program
@@ -115,32 +116,9 @@ class Reading:
         finally:
             states.restore()
 
-    def failed(self, problem: Exception) -> None:
-        """A batch could not be computed at once."""
-        self._num_failures += 1
-        if self._num_failures >= max(MOST_FAILURES, self._num_computed / 4):
-            self.set_aside(f"{self._num_failures} batches could not be computed at once: {problem}")
-
-    def succeeded(self) -> None:
-        """A batch was computed at once."""
-        self._num_computed += 1
-
     def set_aside(self, why: str) -> None:
         """Never again."""
         self.program, self.why_not = None, why
-
-    def differs(self, why: str) -> None:
-        """What the program gives is not what the script does."""
-        self.wrong = True
-        self.set_aside(f"its batches differ: {why}")
-
-
-def _unsuited_or_odd(loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
-    try:
-        return _unsuited(loader, for_workers=for_workers)
-    except Exception as problem:  # noqa: BLE001  a loader or dataset of any kind may be asked
-        let_through(problem)
-        return f"{type(problem).__name__} when it was looked at"
 
 
 def _unsuited(loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
@@ -161,7 +139,7 @@ def _unsuited(loader: DataLoader[Any], *, for_workers: bool = False) -> str | No
     dataset = loader.dataset
     while type(dataset) is Subset:
         dataset = dataset.dataset
-    if getattr(dataset, "__getitems__", None):
+    if hasattr(type(dataset), "__getitems__"):
         return "the dataset gives several items at once"
     return None
 
@@ -176,6 +154,25 @@ def _outside(program: Program | None) -> str | None:
     return None
 
 
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """No warning is shown meanwhile, in any thread, and the script still gets each of them later.
+
+    `warnings.catch_warnings` has Python forget which warnings it has given once, so each would come again.
+    """
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # else it would count as said
+    nothing = ("ignore", None, Warning, None, 0)
+    filters = cast("list[Any]", warnings.filters)
+    filters.insert(0, nothing)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # somebody has emptied it
+            filters.remove(nothing)
+        torch.set_warn_always(always)
+
+
 class FusedFetcher:
     """What an iterator asks for the batch of some indices."""
 
@@ -185,22 +182,14 @@ class FusedFetcher:
         """Whether it stands for workers: then it fetches though the lever for loaders without them is not engaged, and
         what it cannot compute is not fetched by the script's own path here, with other random numbers, but by them."""
         self.original = original
+        self.dataset = original.dataset
         self.reading = reading
         self._begun = False
         self.known = False
         """Whether the latest batch is what the program gives, and not what the script did in its place."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "original":  # while being copied
-            raise AttributeError(name)
-        return getattr(self.original, name)
-
     def plain(self, indices: Any) -> Any:
-        """The batch by the script's own path.
-
-        Raises:
-            SetAsideError: That is the path of its workers.
-        """
+        """The batch by the script's own path."""
         if self._in_process:
             raise SetAsideError(self.reading.why_not or "what was read does not hold for all items")
         return self.original.fetch(indices)
@@ -215,14 +204,26 @@ class FusedFetcher:
             self._begun = True
             reading.begin()
         program = reading.program
-        if program is None or set(map(type, indices)) != {int} or (program.draws and not _in_main_thread()):
+        if (
+            program is None
+            or set(map(type, indices)) != {int}
+            or (program.draws and threading.current_thread() is not threading.main_thread())
+        ):
             return self.plain(indices)
         before = torch.get_rng_state() if program.draws else None
-        batch = self._computed(program, indices)
-        if batch is None:  # plain has it, or the error that belongs here
+        try:
+            batch = computed(program, self.dataset, indices)
+        except Exception as problem:  # noqa: BLE001  plain has it, or the error that belongs here
+            let_through(problem)
+            batch = None
+            reading.num_failures += 1
+            if reading.num_failures >= max(MOST_FAILURES, reading.num_computed / 4):
+                reading.set_aside(f"{reading.num_failures} batches could not be computed at once: {problem}")
+        if batch is None:  # not while that is handled, of which plain's error would tell
             if before is not None:
                 torch.set_rng_state(before)
             return self.plain(indices)
+        reading.num_computed += 1
         return self._shadowed(batch, indices, before)
 
     def _shadowed(self, batch: Any, indices: list[int], before: torch.Tensor | None) -> Any:
@@ -234,16 +235,22 @@ class FusedFetcher:
                 torch.set_rng_state(before)
             own = single_path(indices)
             if why := reading.shadow.of_batch(batch, own):
-                reading.differs(why)
+                reading.set_aside(f"its batches differ: {why}")
             elif after is not None and not torch.equal(after, torch.get_rng_state()):
-                reading.set_aside("its items draw other random numbers")
+                reading.set_aside("its batches differ: its items draw other random numbers")
             self.known = not why
             return own
         if reading.shadow.any_due(len(indices)):
-            some = Some(single_path, indices, before, len(reading.program.draws) if reading.program else 0)
-            unwatched = before is not None or not _in_main_thread()  # where others draw meanwhile
-            if why := reading.shadow.of_items(batch, indices, some, draws=unwatched):
-                reading.differs(why)
+            num_words = len(reading.program.draws) if reading.program is not None else 0
+
+            def plain(place: int) -> Any:
+                if before is not None:  # with the random numbers that the item had
+                    torch.set_rng_state(before)
+                    skip(place * num_words)
+                return single_path([indices[place]])
+
+            if why := reading.shadow.of_items(batch, indices, plain):
+                reading.set_aside(f"its batches differ: {why}")
                 if before is not None:
                     torch.set_rng_state(before)
                 return self.plain(indices)
@@ -253,55 +260,9 @@ class FusedFetcher:
         self.known = True
         return batch
 
-    def computed(self, indices: list[int]) -> Any:
-        """The batch as the program gives it, whether the lever is engaged or not; None where it cannot be computed."""
-        return None if self.reading.program is None else self._computed(self.reading.program, indices)
-
-    def _computed(self, program: Program, indices: list[int]) -> Any:
-        """The batch; None where it cannot be computed."""
-        try:
-            batch = computed(program, self.original.dataset, indices)
-        except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
-            let_through(problem)
-            self.reading.failed(problem)
-            return None
-        self.reading.succeeded()
-        return batch
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-class Some:
-    """Gives the batch of some items of another, by the script's path, each with the random numbers that it had."""
-
-    def __init__(
-        self, plain: Callable[[Any], Any], indices: list[int], before: torch.Tensor | None = None, num_words: int = 0
-    ) -> None:
-        self._plain = plain
-        self._indices = indices
-        self._before = before
-        self._num_words = num_words
-
-    def __call__(self, places: list[int]) -> Any:
-        """For the items at these places of the batch."""
-        if self._before is None:
-            return self._plain([self._indices[place] for place in places])
-        found = []
-        for place in places:
-            torch.set_rng_state(self._before)
-            skip(place * self._num_words)
-            found.append(self._plain([self._indices[place]]))
-        return joined(found)
-
 
 def computed(program: Program, dataset: Any, indices: list[int]) -> Any:
-    """The batch of these indices, on one thread: where others are busy, waiting for a second costs more than it does.
-
-    Raises:
-        Unvectorised: Something is not as it was when the dataset was read.
-    """
+    """The batch of these indices, on one thread: where others are busy, waiting for a second one costs more."""
     if not program.holds():
         raise Unvectorised("the code of the dataset has changed since it was read")
     with OneThread(), np.errstate(all="raise"):  # what plain warns of, it warns of itself

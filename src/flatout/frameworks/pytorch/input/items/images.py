@@ -5,7 +5,6 @@ An image in memory is its pixels; nothing is decoded or resampled here. In: `Row
 
 from __future__ import annotations
 
-import marshal
 import sys
 from functools import lru_cache
 from typing import Any
@@ -117,18 +116,16 @@ def normalize(transform: Any, value: Any, *, in_place: bool = False) -> Rows:
     data, given = value.data, (transform.mean, transform.std)
     if not data.is_floating_point() or type(given[0]) not in (tuple, list) or type(given[1]) not in (tuple, list):
         raise Unvectorised("`Normalize` of something else than floats, or by something else than a list")
-    try:
-        spelled = marshal.dumps(given, 2)
-    except ValueError:
-        raise Unvectorised("`Normalize` with other means than one a channel") from None
-    mean, std = _by_channel(spelled, data.shape[1], data.dtype)
+    mean, std = _by_channel(tuple(given[0]), tuple(given[1]), data.shape[1], data.dtype)
     return Rows(value.kind, (data.sub_(mean) if in_place else data.sub(mean)).div_(std))
 
 
 @lru_cache(maxsize=16)
-def _by_channel(spelled: bytes, num_channels: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """One number a channel, as they stand beside images; `spelled`: bit by bit, for -0.0 equals 0.0."""
-    given = marshal.loads(spelled)
+def _by_channel(
+    mean: tuple[Any, ...], std: tuple[Any, ...], num_channels: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One number a channel, as they stand beside images."""
+    given = mean, std
     if any(len(one) not in (1, num_channels) or not {*map(type, one)} <= {int, float} for one in given):
         raise Unvectorised("`Normalize` with other means than one a channel")
     each = [torch.as_tensor(one, dtype=dtype, device="cpu") for one in given]

@@ -8,9 +8,7 @@ random stream of its own: so here. In: a loader with workers. Out: an iterator.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,8 +50,6 @@ class InProcess(Recorded, _BaseDataLoaderIter):
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self.begin_record()
-        self._dtype = torch.get_default_dtype()
-        """As workers have it, which are forked when a pass begins."""
         self._ahead.clear()
         for _ in range(self._num_ahead):
             self._draw()
@@ -67,8 +63,7 @@ class InProcess(Recorded, _BaseDataLoaderIter):
     def _next_data(self) -> Any:  # type: ignore[override]
         if not self._ahead:
             raise StopIteration
-        with default_dtype(self._dtype):
-            batch = self._as_worker(self._num_yielded % self._num_workers, self._ahead[0])
+        batch = self._as_worker(self._num_yielded % self._num_workers, self._ahead[0])
         reading = self._reading
         if reading is not None and reading.program is None:  # whatever was not seen, workers see it as plain's do
             raise SetAsideError(reading.why_not)
@@ -89,17 +84,3 @@ class InProcess(Recorded, _BaseDataLoaderIter):
         finally:
             torch.set_rng_state(own)
         return batch
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Inside, PyTorch's default type is this one."""
-    own = torch.get_default_dtype()
-    if own is dtype:
-        yield
-        return
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(own)

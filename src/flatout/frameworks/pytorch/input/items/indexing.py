@@ -50,11 +50,7 @@ def _rows_of(container: torch.Tensor, index: Rows) -> torch.Tensor:
 
 
 def _places(index: Rows) -> np.ndarray:
-    """The numbers as an index.
-
-    Raises:
-        OverflowError: One of them is too large.
-    """
+    """The numbers as an index."""
     return np.array(index.data, np.int64)
 
 
@@ -73,13 +69,10 @@ def _window(container: Any, key: slice) -> Rows:
     if type(container) is torch.Tensor and is_plain(container):
         return Rows("tensor", container.unfold(0, length, 1)[torch.from_numpy(first)])
     if type(container) in (np.ndarray, np.memmap):
-        step = container.strides[0]
-        shape = (len(container) - length + 1, length)
-        if container.flags.c_contiguous and not container.dtype.hasobject:
-            windows = np.ndarray(shape, container.dtype, buffer=container, strides=(step, step))
-        else:
-            windows = np.lib.stride_tricks.sliding_window_view(np.asarray(container), length)
-        return Rows("array", windows[first])
+        if not container.flags.c_contiguous or container.dtype.hasobject:
+            raise Unvectorised("slices of an array with gaps")
+        step, shape = container.strides[0], (len(container) - length + 1, length)
+        return Rows("array", np.ndarray(shape, container.dtype, buffer=container, strides=(step, step))[first])
     raise Unvectorised("a slice of a tensor that is not a plain one on the CPU")
 
 

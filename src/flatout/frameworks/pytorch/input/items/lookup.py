@@ -74,10 +74,9 @@ class Lookup:
         if type(in_class) is property:
             self._same_in_class(kind, name, in_class)
             return in_class
-        slot = isinstance(in_class, types.MemberDescriptorType)
-        if not slot and any(hasattr(type(in_class), part) for part in ("__set__", "__delete__")):
+        if any(hasattr(type(in_class), part) for part in ("__set__", "__delete__")):
             raise recording.unread(f"`{kind.__name__}.{name}`, which is looked up in its own way")
-        if slot or name in getattr(value, "__dict__", ()):
+        if name in getattr(value, "__dict__", ()):
             return recording.attribute(of, name)
         if isinstance(in_class, types.FunctionType):
             recording.absent(of, name)

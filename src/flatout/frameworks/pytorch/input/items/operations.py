@@ -32,9 +32,7 @@ class Operation:
         rows: The same where operands are `Rows`; what it gives is `Rows`, or one value where all items have the same.
         same: Whether all items have the same result.
         fresh: Whether the result is always in memory of its own.
-        in_place: Whether it changes its first operand, and gives that.
-        spending: `rows` that may put the result where an operand lies; None where there is no such way.
-        spends: The number of that operand.
+        spending: `rows` that puts the result where its second operand lies; None where there is no such way.
     """
 
     name: str
@@ -42,9 +40,7 @@ class Operation:
     rows: Callable[..., Any]
     same: bool = False
     fresh: bool = False
-    in_place: bool = False
     spending: Callable[..., Any] | None = None
-    spends: int = 0
 
 
 def of_function(function: Callable[..., Any]) -> Operation | None:
@@ -61,10 +57,8 @@ def of_method(kind: type, name: str) -> Operation | None:
     known = _METHODS.get(_type_name(kind), {}).get(name)
     if known is None or (kind is torch.Tensor and not isinstance(getattr(kind, name), types.MethodDescriptorType)):
         return None  # or somebody has put a function of their own there
-    return Operation(
-        f"{kind.__name__}.{name}", getattr(kind, name), known,
-        same=known is images.bands, fresh=name in _FRESH, in_place=name.endswith("_"),
-    )  # fmt: skip
+    same, fresh = known is images.bands, name in _FRESH
+    return Operation(f"{kind.__name__}.{name}", getattr(kind, name), known, same=same, fresh=fresh)
 
 
 def of_attribute(kind: type, name: str) -> Operation | None:
@@ -76,34 +70,20 @@ def of_attribute(kind: type, name: str) -> Operation | None:
 
 
 def of_transform(transform: Any) -> Operation | None:
-    """One of torchvision's transforms, its code as torchvision has it, and nothing hooked to it."""
-    known, kind = vision.known(transform), type(transform)
-    if known is None or vision.is_touched(transform):
+    """One of torchvision's transforms, as torchvision has it."""
+    known = vision.known(transform)
+    if known is None:
         return None
-    holds = vision.holds(kind)
-
-    def looked_at(rows: Callable[..., Any]) -> Callable[[Any, Any], Rows]:
-        def looked_at_first(self: Any, value: Any) -> Rows:
-            if not holds(self):
-                raise Unvectorised("a transform that was changed since it was read")
-            return rows(self, value)
-
-        return looked_at_first
-
     return Operation(
-        f"torchvision.{kind.__name__}", lambda self, value: self(value), looked_at(known.rows),
-        fresh=known.fresh, spending=looked_at(known.spending) if known.spending else None, spends=1,
+        f"torchvision.{type(transform).__name__}", lambda self, value: self(value), known.rows,
+        fresh=known.fresh, spending=known.spending,
     )  # fmt: skip
 
 
 def of_operator(kind: type) -> Operation | None:
     """A binary operator, by the class of its syntax tree's node."""
     plain = _OPERATORS.get(kind.__name__)
-    if plain is None:
-        return None
-    return Operation(
-        plain.__name__, plain, _arithmetic(plain), fresh=True, spending=_arithmetic(plain, _IN_PLACE.get(plain))
-    )
+    return None if plain is None else Operation(plain.__name__, plain, _arithmetic(plain), fresh=True)
 
 
 def of_comparison(kind: type) -> Operation | None:
@@ -116,16 +96,13 @@ SUBSCRIPT = Operation("[]", operator.getitem, indexing.subscript)
 SLICE = Operation("slice", slice, slice)
 
 
-def _arithmetic(
-    plain: Callable[[Any, Any], Any], in_place: Callable[[Any, Any], Any] | None = None
-) -> Callable[[Any, Any], Rows]:
+def _arithmetic(plain: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Rows]:
     def rows(one: Any, other: Any) -> Rows:
         kinds = {value.kind for value in (one, other) if type(value) is Rows}
         if plain in (operator.floordiv, operator.mod) and not kinds <= {"int", "float"}:
             raise Unvectorised("a remainder of something else than Python's numbers")
         if "tensor" in kinds or isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-            left, right = tensors.aligned(one, other)
-            return Rows("tensor", (in_place if in_place and tensors.keeps_type(left, right) else plain)(left, right))
+            return Rows("tensor", plain(*tensors.aligned(one, other)))
         if "array" in kinds:
             return Rows("array", plain(*arrays.aligned(one, other)))
         return arrays.arithmetic(plain, one, other)
@@ -166,12 +143,7 @@ _OPERATORS = {
     "FloorDiv": operator.floordiv, "Mod": operator.mod,
 }  # fmt: skip
 
-_IN_PLACE = {
-    operator.add: operator.iadd, operator.sub: operator.isub, operator.mul: operator.imul,
-    operator.truediv: operator.itruediv,
-}  # fmt: skip
-
-_FRESH = ("clone", "copy", "add", "sub", "mul", "div", "neg", "abs", "clamp", "sub_", "div_", "mul_", "add_")
+_FRESH = ("clone", "copy", "add", "sub", "mul", "div", "neg", "abs", "clamp")
 
 _COMPARISONS = {
     "Eq": operator.eq, "NotEq": operator.ne, "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt,

@@ -32,32 +32,12 @@ DATASET, INDEX, DRAWN = Slot(0), Slot(1), Slot(2)
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One operation.
-
-    Attributes:
-        target: Where the result goes.
-        compute: What is called with the operands; where one of them differs from item to item, they are `Rows`.
-        operands: `Slot`s, lists and tuples of operands, and constants.
-        keywords: The same by name.
-    """
+    """One operation: operands are `Slot`s, constants, lists and tuples; `Rows` where they differ from item to item."""
 
     target: int
     compute: Callable[..., Any]
     operands: tuple[Any, ...]
     keywords: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Take:
-    """Something that is taken out of what all items share.
-
-    Attributes:
-        container: Where from.
-        rows: What is taken.
-    """
-
-    container: Any
-    rows: Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +49,7 @@ class Program:
         constants: What lies in each slot before anything is computed.
         item: The item: a tree of tuples, lists and dictionaries, whose leaves are `Slot`s.
         guards: Must all hold for the program to be that of the dataset: the code and the names that it was read from.
-        takes: What items are made of.
+        takes: Operands: what items are taken out of, which all of them share.
         parameters: Whatever else they depend on, beside their index.
         varying: Where values lie that differ from item to item.
         works: Whether anything is computed, and not only moved.
@@ -81,7 +61,7 @@ class Program:
     constants: tuple[Any, ...]
     item: Any
     guards: tuple[Callable[[], bool], ...]
-    takes: tuple[Take, ...] = ()
+    takes: tuple[Any, ...] = ()
     parameters: tuple[Any, ...] = ()
     varying: frozenset[Slot] = frozenset()
     works: bool = False
@@ -101,11 +81,7 @@ class Program:
             return False
 
     def compute(self, dataset: Any, indices: Sequence[int]) -> Any:
-        """The item with a row for each index in place of each value.
-
-        Raises:
-            Unvectorised: Something is not as it was when the program was read.
-        """
+        """The item with a row for each index in place of each value."""
         numbers = drawn(self.draws, len(indices)) if self.draws else None
         return self.run(dataset, Rows("int", list(indices)), numbers)
 
@@ -145,12 +121,14 @@ def slots_of(tree: Any) -> set[Slot]:
     return {leaf for leaf in tree_leaves(tree) if type(leaf) is Slot}
 
 
-def require(value: Any, expected: bool) -> None:
-    """A branch that was taken one way is taken that way again, for every item.
+def require(value: Any, look: Callable[[Any], Any], expected: Any) -> None:
+    """What a look at a value shows is what it showed when the dataset was read."""
+    if look(value) != expected:
+        raise Unvectorised("something is of another kind than when the dataset was read")
 
-    Raises:
-        Unvectorised: It is not.
-    """
+
+def require_truth(value: Any, expected: bool) -> None:
+    """A branch that was taken one way is taken that way again, for every item."""
     if type(value) is Rows:
         if value.kind != "truth" or any(bool(one) is not expected for one in value.data):
             raise Unvectorised("a branch that not all items take")
@@ -158,54 +136,14 @@ def require(value: Any, expected: bool) -> None:
         raise Unvectorised("a condition has changed since the dataset was read")
 
 
-def require_type(value: Any, kind: type) -> None:
-    """A value is of the type that it had.
-
-    Raises:
-        Unvectorised: It is not.
-    """
-    if type(value) is not kind:
-        raise Unvectorised("an attribute has become something else since the dataset was read")
-
-
-def require_absent(value: Any, name: str) -> None:
-    """An object does not hide what its class has.
-
-    Raises:
-        Unvectorised: It does.
-    """
-    if name in getattr(value, "__dict__", ()):
-        raise Unvectorised("a method was replaced since the dataset was read")
-
-
-def require_kind(rows: Any, kind: str, dtype: Any) -> None:
-    """Rows are of the kind, and of the width, that the item had when it was read.
-
-    Raises:
-        Unvectorised: They are not.
-    """
-    if type(rows) is not Rows or rows.kind != kind:
-        raise Unvectorised("items of another kind than when the dataset was read")
-    if kind != "int" and getattr(rows.data, "dtype", None) != dtype:
-        raise Unvectorised("items of another type than when the dataset was read")
+def form_of(rows: Any) -> Any:
+    """The kind, and the width, of what is taken for each item."""
+    if type(rows) is not Rows:
+        return None
+    return rows.kind, None if rows.kind == "int" else getattr(rows.data, "dtype", None)
 
 
 def layout_of(container: Any) -> Any:
     """How a container's items lie in memory, as far as what is done with them may depend on it."""
-    if type(container) is torch.Tensor:
-        return torch.Tensor, container.shape[1:], container.stride()
-    strides = getattr(container, "strides", None)
-    if strides is None and callable(getattr(container, "stride", None)):
-        strides = container.stride()
-    shape = getattr(container, "shape", ())
-    return type(container), tuple(shape[1:]), tuple(strides or ())
-
-
-def require_layout(container: Any, layout: Any) -> None:
-    """A container's items lie in memory as they did when the dataset was read.
-
-    Raises:
-        Unvectorised: They do not.
-    """
-    if layout_of(container) != layout:
-        raise Unvectorised("items that lie in memory otherwise than when the dataset was read")
+    strides = container.stride() if type(container) is torch.Tensor else getattr(container, "strides", None)
+    return type(container), tuple(getattr(container, "shape", ())[1:]), tuple(strides or ())

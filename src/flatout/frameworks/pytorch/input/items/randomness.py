@@ -5,7 +5,6 @@ In: `Rows` of images, and a number for each item. Out: `Rows`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,19 +30,13 @@ class RandomTransform:
 
 
 def of_transform(transform: Any) -> RandomTransform | None:
-    """A random transform of torchvision's, its code as torchvision has it, and nothing hooked to it."""
+    """How a random transform of torchvision's is done; None for anything else."""
     home = vision.home_of(type(transform))
-    if home is None or vision.is_touched(transform):
-        return None
-    return RANDOM[home].get(type(transform).__name__)
+    return None if home is None else RANDOM[home].get(type(transform).__name__)
 
 
 def kinds_of(known: RandomTransform, transform: Any, value: Any) -> tuple[int, ...]:
-    """What a transform draws for each of these images, or for a single one.
-
-    Raises:
-        Unvectorised: It is not known.
-    """
+    """What a transform draws for each of these images, or for a single one."""
     if type(value) is Rows:
         width, height = images.size(value)
     elif type(value).__module__ == "PIL.Image" and value.mode in ("L", "RGB"):
@@ -51,18 +44,6 @@ def kinds_of(known: RandomTransform, transform: Any, value: Any) -> tuple[int, .
     else:
         raise Unvectorised("a random transform of something else than a grey or an RGB image")
     return known.kinds(transform, height, width)
-
-
-def code_of(transform: Any) -> tuple[Any, ...]:
-    """What a random transform runs."""
-    library, kind = vars(sys.modules["torchvision.transforms.functional"]), type(transform)
-    own = [getattr(kind, name, None) for name in ("forward", "get_params")]
-    if vision.home_of(kind) == vision.NEW:
-        own += [vision.code_of(kind), *vision.kernels_for_pil()]
-    return (*own, *(library.get(name) for name in _USED))
-
-
-_USED = ("pad", "crop", "hflip", "vflip", "get_dimensions")
 
 
 def _crop_kinds(transform: Any, height: int, width: int) -> tuple[int, ...]:

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset
-from torch.utils.data._utils.collate import default_collate_fn_map
 
 from flatout.frameworks.pytorch.input.items import operations, randomness, vision
 from flatout.frameworks.pytorch.input.items.lookup import Lookup
@@ -37,14 +36,8 @@ MAX_ROUNDS = 64
 
 
 def read(dataset: Any, index: int) -> tuple[Any, Program]:
-    """The item at `index`, and how it comes about.
-
-    Raises:
-        Unread: Says what is not known, and where it stands.
-    """
+    """The item at `index`, and how it comes about."""
     recording = Recording(dataset, index)
-    collations = dict(default_collate_fn_map)
-    recording.guard(default_collate_fn_map, "collations", lambda: default_collate_fn_map == collations)
     item = Reader(recording).item(recording.dataset, recording.index)
     kept_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(item.value))
     if recording.taken_bytes > max(MUCH_BYTES, MOST_TAKEN * kept_bytes):
@@ -134,8 +127,6 @@ class Reader:
                     self._assign(target, seen, frame)
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self._assign(target, self._value(value, frame), frame)
-            case ast.AugAssign(target=ast.Name(id=name), op=op, value=value):
-                self._add_to(name, op, value, frame)
             case ast.If(test=test, body=body, orelse=orelse):
                 self._all(body if recording.truth(self._value(test, frame)) else orelse, frame)
             case ast.For(target=target, iter=over, body=body, orelse=[]):
@@ -154,12 +145,6 @@ class Reader:
         for statement in statements:
             if not isinstance(statement, ast.Pass):
                 self._do(statement, frame)
-
-    def _add_to(self, name: str, op: ast.operator, value: ast.expr, frame: Frame) -> None:
-        former = self._name(name, frame)
-        if type(former.value) not in (int, float, str):
-            raise self._recording.unread("something is changed in place")
-        frame.names[name] = self._binary(op, former, self._value(value, frame))
 
     def _assign(self, target: ast.expr, seen: Seen, frame: Frame) -> None:
         match target:
@@ -362,8 +347,6 @@ class Reader:
         chain = vision.as_read(value)
         if chain is not None:
             recording.of_type(callee, type(value))
-            holds = vision.holds(type(value))
-            recording.truth(recording.apply(operations.Operation("unchanged", holds, holds), [callee]))
             return self._run(chain, [callee, *given], named)
         random = randomness.of_transform(value)
         if random is not None and len(given) == 1 and not named:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch.utils._pytree import tree_leaves
 
-from flatout.frameworks.pytorch.input.items import images, vision
+from flatout.frameworks.pytorch.input.items import images
 from flatout.frameworks.pytorch.input.items.operations import SUBSCRIPT, Operation
 from flatout.frameworks.pytorch.input.items.program import (
     DATASET,
@@ -24,16 +24,13 @@ from flatout.frameworks.pytorch.input.items.program import (
     Instruction,
     Program,
     Slot,
-    Take,
+    form_of,
     layout_of,
     require,
-    require_absent,
-    require_kind,
-    require_layout,
-    require_type,
+    require_truth,
     slots_of,
 )
-from flatout.frameworks.pytorch.input.items.randomness import RandomTransform, code_of, kinds_of
+from flatout.frameworks.pytorch.input.items.randomness import RandomTransform, kinds_of
 from flatout.frameworks.pytorch.input.items.rows import Rows, Unvectorised, kind_of
 from flatout.guest.interruptions import let_through
 
@@ -82,34 +79,25 @@ class Recording:
         self.functions: list[types.FunctionType] = []
         """Those that were run for the item."""
         self._typed: set[tuple[Any, type]] = set()
-        self._used: set[Slot] = set()
-        """What an operation has had for an operand."""
         self._fresh: set[Slot] = set()
         """What lies in memory of its own."""
-        self._spending: dict[int, Operation] = {}
+        self._spending: dict[int, Callable[..., Any]] = {}
         """For each result that can be put where an operand lies: how."""
-        self._takes: list[Take] = []
+        self._takes: dict[Slot, Any] = {}
+        """For each result that was taken out of what all items share: out of what."""
         self._varying: set[Slot] = set()
         """What differs from item to item, or is known only once there are items."""
         self._works = False
         self._draws: list[int] = []
-        self._stale: set[Slot] = set()
-        """What has been changed in place since."""
 
     def program(self, item: Seen) -> Program:
-        """The program whose result is `item`.
-
-        Raises:
-            Unread: It holds something that was changed later.
-        """
-        if self._stale.intersection(slots_of(item.operand)):
-            raise self.unread("something that was changed in place is used again")
+        """The program whose result is `item`."""
         return Program(
             instructions=self._frugal(item),
             constants=tuple(self._constants),
             item=item.operand,
             guards=tuple(self._guards.values()),
-            takes=tuple(self._takes),
+            takes=tuple(self._takes.values()),
             parameters=self._parameters(),
             varying=frozenset(self._varying),
             works=self._works,
@@ -124,21 +112,19 @@ class Recording:
             uses.update(leaf for leaf in tree_leaves((one.operands, one.keywords)) if type(leaf) is Slot)
         found = []
         for one in self._instructions:
-            operation = self._spending.get(one.target)
-            spent = one.operands[operation.spends] if operation else None
-            if operation and operation.spending and spent in self._fresh and uses[spent] == 1:
-                one = dataclasses.replace(one, compute=operation.spending)
+            spending = self._spending.get(one.target)
+            if spending is not None and one.operands[1] in self._fresh and uses[one.operands[1]] == 1:
+                one = dataclasses.replace(one, compute=spending)
             found.append(one)
         return tuple(found)
 
     def _parameters(self) -> tuple[Any, ...]:
         """What is the same for all items, and goes into what is not, beside that of which they are taken."""
         found: dict[Slot, None] = {}
-        taken = {take.rows: take.container for take in self._takes}
         for one in self._instructions:
             target = Slot(one.target)
             if target in self._varying:
-                used = slots_of((one.operands, one.keywords)) - self._varying - {INDEX, DRAWN, taken.get(target)}
+                used = slots_of((one.operands, one.keywords)) - self._varying - {INDEX, DRAWN, self._takes.get(target)}
                 found.update(dict.fromkeys(sorted(used, key=lambda slot: slot.number)))
         return tuple(found)
 
@@ -160,13 +146,8 @@ class Recording:
         return Seen(value, operand, any(part.varies for part in each), parts)
 
     def apply(self, operation: Operation, operands: Sequence[Seen], keywords: dict[str, Seen] | None = None) -> Seen:
-        """Do an operation of the list.
-
-        Raises:
-            Unread: It fails for this item.
-        """
+        """Do an operation of the list."""
         keywords = keywords or {}
-        self._allowed(operation, operands)
         try:
             value = operation.plain(*[o.value for o in operands], **{k: o.value for k, o in keywords.items()})
         except Exception as problem:
@@ -181,29 +162,23 @@ class Recording:
         if operation.fresh:
             self._fresh.add(target)
         if varies and operation.spending is not None:
-            self._spending[target.number] = operation
+            self._spending[target.number] = operation.spending
         if varies and operation.name == SUBSCRIPT.name and not operands[0].varies:
-            self._takes.append(Take(operands[0].operand, target))
+            self._takes[target] = operands[0].operand
         self._works |= varies and operation.fresh
-        if operation.in_place:
-            self._stale.add(operands[0].operand)
         return Seen(value, target, varies and not operation.same)
 
     def draw(self, transform: Seen, image: Seen, known: RandomTransform) -> Seen:
-        """Do a random transform, whose numbers are drawn for all items before anything is computed.
-
-        Raises:
-            Unread: It is not known what it draws for this image.
-        """
+        """Do a random transform, whose numbers are drawn for all items before anything is computed."""
         try:
             kinds = kinds_of(known, transform.value, image.value)
         except Unvectorised as problem:
             raise self.unread(str(problem)) from problem
-        first, code = len(self._draws), code_of(transform.value)
+        first = len(self._draws)
         self._draws += kinds
 
         def rows(now: Any, value: Any, numbers: list[Any]) -> Rows:
-            if vision.is_touched(now) or code_of(now) != code or kinds_of(known, now, value) != kinds:
+            if kinds_of(known, now, value) != kinds:
                 raise Unvectorised("a random transform that was changed since it was read")
             own = numbers[first : first + len(kinds)] if kinds else []
             return Rows("image", known.rows(now, images.of(value), own))
@@ -213,13 +188,6 @@ class Recording:
         self.of_type(transform, type(transform.value))
         return self.apply(operation, [transform, image, Seen(None, DRAWN, varies=True)])
 
-    def _allowed(self, operation: Operation, operands: Sequence[Seen]) -> None:
-        """A value may be changed in place where nobody else has it, and is not looked at again."""
-        if operation.in_place:
-            changed = operands[0].operand
-            if changed not in self._fresh or changed in self._used:
-                raise self.unread(f"`{operation.name}` changes what may be used elsewhere")
-
     def attribute(self, of: Seen, name: str) -> Seen:
         """An attribute that lies in an object's own dictionary."""
         return Seen(getattr(of.value, name), self._add(getattr, (of.operand, name)))
@@ -227,15 +195,17 @@ class Recording:
     def absent(self, of: Seen, name: str) -> None:
         """What was found in the class of an object is not hidden by the object itself."""
         if type(of.operand) is Slot:
-            self._add(require_absent, (of.operand, name))
+            self._add(require, (of.operand, lambda one: name in getattr(one, "__dict__", ()), False))
 
     def of_kind(self, seen: Seen, container: Seen) -> None:
         """What is taken from a container is of the kind that it was when it was read, and lies in memory alike."""
         if seen.varies and type(seen.operand) is Slot:
-            self._add(require_kind, (seen.operand, kind_of(seen.value), getattr(seen.value, "dtype", None)))
+            kind = kind_of(seen.value)
+            form = kind, None if kind == "int" else getattr(seen.value, "dtype", None)
+            self._add(require, (seen.operand, form_of, form))
             if not container.varies:
                 self.taken_bytes += getattr(seen.value, "nbytes", 0)
-                self._add(require_layout, (container.operand, layout_of(container.value)))
+                self._add(require, (container.operand, layout_of, layout_of(container.value)))
 
     def truth(self, condition: Seen) -> bool:
         """Which way a branch goes, which it must go each time."""
@@ -243,14 +213,14 @@ class Recording:
             raise self.unread(f"whether a `{type(condition.value).__name__}` is true")
         expected = bool(condition.value)
         if condition.varies or type(condition.operand) is Slot:
-            self._add(require, (condition.operand, expected))
+            self._add(require_truth, (condition.operand, expected))
         return expected
 
     def of_type(self, seen: Seen, kind: type) -> None:
         """What was looked up by the type of a value is right while it has that type."""
         if type(seen.operand) is Slot and not seen.varies and (seen.operand, kind) not in self._typed:
             self._typed.add((seen.operand, kind))
-            self._add(require_type, (seen.operand, kind))
+            self._add(require, (seen.operand, type, kind))
 
     def guard(self, owner: Any, name: str, holds: Callable[[], bool]) -> None:
         """Something about the code that must stay as it is."""
@@ -271,9 +241,6 @@ class Recording:
             raise self.unread(f"more than {MAX_INSTRUCTIONS} operations")
         keywords = keywords or {}
         used = slots_of((operands, keywords))
-        if used & self._stale:
-            raise self.unread("something that was changed in place is used again")
-        self._used |= used
         target = self._slot(None)
         if used & {INDEX, DRAWN, *self._varying}:
             self._varying.add(target)

@@ -18,7 +18,7 @@ Kind: TypeAlias = Literal["tensor", "image_tensor", "array", "scalar", "image", 
 
 
 class Unvectorised(Exception):
-    """Something that is known for one item only; the message says what."""
+    """Something that is known for one item only, or is not as it was read; whatever works on `Rows` raises it."""
 
 
 @dataclass(slots=True, eq=False)  # not frozen: there are dozens for each batch
@@ -61,11 +61,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def kind_of(value: Any) -> Kind:
-    """The kind of one item's value.
-
-    Raises:
-        Unvectorised: There is none for it: a subclass, a tensor on a device or with a history.
-    """
+    """The kind of one item's value."""
     kind = type(value)
     if kind in _PLAIN and not isinstance(value, np.ndarray):
         return _PLAIN[kind]
@@ -100,22 +96,14 @@ def _is_image(value: Any) -> bool:
 
 
 def gathered(values: list[Any], kind: type) -> Rows:
-    """Rows of Python's own values, which are all of one type.
-
-    Raises:
-        Unvectorised: They are not.
-    """
+    """Rows of Python's own values, which are all of one type."""
     if kind not in (int, float, str) or {*map(type, values)} != {kind}:
         raise Unvectorised("values that are not all of one type")
     return Rows(_PLAIN[kind], values)
 
 
 def each(value: Any, num: int, types: tuple[type, ...]) -> list[Any]:
-    """The value of each of `num` items, where it is of one of these types of Python's own.
-
-    Raises:
-        Unvectorised: It is not.
-    """
+    """The value of each of `num` items, where it is of one of these types of Python's own."""
     if type(value) is Rows and value.kind in [_PLAIN[kind] for kind in types]:
         return list(value.data)
     if type(value) in types:
@@ -141,13 +129,10 @@ def collated(rows: Rows) -> Any:
 
 
 def _stacked(data: torch.Tensor) -> torch.Tensor:
-    """What `torch.stack` makes of the tensors: row by row, or with their channels last where they lie so."""
+    """What `torch.stack` makes of the tensors, row by row."""
     if data.is_contiguous() or stacks_densely(data.shape[1:], data.stride()[1:], data.dtype):
         return _owned(data.contiguous())
-    if data.dim() != 4 or not data[:1].is_contiguous(memory_format=torch.channels_last):
-        raise Unvectorised("tensors that do not lie row by row, nor with their channels last")
-    channels_last = data.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
-    return _owned(channels_last, (0, 3, 1, 2))
+    raise Unvectorised("tensors that `torch.stack` does not put together row by row")
 
 
 @lru_cache(maxsize=256)
@@ -157,18 +142,12 @@ def stacks_densely(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torc
     return torch.stack([one, one]).is_contiguous()
 
 
-def _owned(tensor: torch.Tensor, order: tuple[int, ...] | None = None) -> torch.Tensor:
-    """A dense tensor in memory that is PyTorch's and only its own, as stacking gives it: no view, in the usual strides.
-
-    `order`: of its dimensions, in the result.
-    """
+def _owned(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor in memory of its own, as stacking gives it: no view, in the usual strides."""
     storage = tensor.untyped_storage()
     if not storage.resizable() or storage.nbytes() != tensor.numel() * tensor.element_size():
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     wanted = _usual_strides(tensor.shape)
-    if order is not None:
-        shape, strides = [tensor.shape[dim] for dim in order], [wanted[dim] for dim in order]
-        return torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage(), 0, shape, strides)
     if tensor._is_view() or tensor.stride() != wanted:
         return torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage(), 0, tensor.shape, wanted)
     return tensor

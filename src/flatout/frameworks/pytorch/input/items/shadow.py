@@ -10,13 +10,8 @@ from typing import Any
 
 import torch
 
-from flatout.frameworks.pytorch.seams.random_states import RandomStates
-
 NUM_FIRST = 2
 """Batches that are computed both ways."""
-
-NUM_WATCHED = 20
-"""Items of which it is seen as well that they draw no random numbers."""
 
 EVERY = 1000
 """Items of which one is computed both ways, after that."""
@@ -48,32 +43,22 @@ class Shadow:
         self._since += num
         return self._since >= EVERY * AT_ONCE
 
-    def of_items(
-        self, batch: Any, indices: list[int], plain: Callable[[list[int]], Any], *, draws: bool = False
-    ) -> str | None:
+    def of_items(self, batch: Any, indices: list[int], plain: Callable[[int], Any]) -> str | None:
         """The items that are due in this batch, of which `any_due` says that there are some.
 
         Args:
             batch: What was computed.
             indices: Of its items.
-            plain: Gives the batch of the items at some places, by the script's own path.
-            draws: Whether it is known that items draw random numbers, or others draw meanwhile.
+            plain: Gives the batch of the item at one place, by the script's own path.
         """
         num = min(self._since // EVERY, len(indices))
         self._since -= num * EVERY  # of a small batch the rest is due in the next ones
-        before = RandomStates() if self.num_items < NUM_WATCHED and not draws else None  # it costs more than most items
         first = self.num_items * 7919  # every place in its turn, drawn from no generator
         self.num_items += num
-        places = sorted({(first + number * 7919) % len(indices) for number in range(num)})
-        found = plain(places)
-        if before is not None and not before.equals(RandomStates()):
-            before.restore()
-            return f"item {indices[places[0]]}, or one of the {num} looked at together, draws random numbers"
-        if difference(rows(batch, places), found) is None:
-            return None
-        each = [(place, difference(rows(batch, [place]), rows(found, [at]))) for at, place in enumerate(places)]
-        place, why = next(((place, why) for place, why in each if why), (places[0], "other types"))
-        return f"item {indices[place]}: {why}"
+        for place in sorted({(first + number * 7919) % len(indices) for number in range(num)}):
+            if why := difference(rows(batch, [place]), plain(place)):
+                return f"item {indices[place]}: {why}"
+        return None
 
 
 def difference(one: Any, other: Any) -> str | None:
@@ -126,16 +111,3 @@ def rows(batch: Any, places: list[int]) -> Any:
     if kind in (list, tuple) and batch and type(batch[0]) is str:
         return kind(batch[place] for place in places)
     return kind(rows(part, places) for part in batch)
-
-
-def joined(batches: list[Any]) -> Any:
-    """One batch of all the items of several."""
-    first = batches[0]
-    kind = type(first)
-    if kind is torch.Tensor:
-        return torch.cat(batches)
-    if kind is dict:
-        return {key: joined([batch[key] for batch in batches]) for key in first}
-    if kind in (list, tuple) and first and type(first[0]) is str:
-        return kind(text for batch in batches for text in batch)
-    return kind(joined(list(parts)) for parts in zip(*batches, strict=True))

@@ -24,11 +24,7 @@ _CHANGES_COPIES = ("__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "_
 
 
 def copied(dataset: Any) -> Any:
-    """A dataset that shares its data with another, and no attribute, list or dictionary that the script may write to.
-
-    Raises:
-        TypeError: The dataset copies itself in its own way.
-    """
+    """A dataset that shares its data with another, but no attribute, list or dictionary that may be written to."""
     if hasattr(type(dataset), "__copy__"):
         raise TypeError("the dataset copies itself in its own way")
     return _twin_of(dataset, {}) if _is_looked_into(type(dataset)) else copy.copy(dataset)

@@ -1,26 +1,23 @@
 """What are items made of, and is it still what it was when they were kept?
 
-An item follows from what is taken out of the dataset for it, and from what all items share. Both are looked at each
-time, which costs less than computing the item: rows of arrays and lists by value, tensors by PyTorch's own count of
-their changes, arrays that nobody can write to by what they are. In: a program, a dataset, indices. Out: a `Look`, to
-be compared with a former one.
+An item follows from what is taken out of the dataset for it, and from what all items share. Both are looked at with
+each batch: tensors by PyTorch's own count of their changes, arrays and lists by what they are, all else by value. What
+is written into arrays and lists is seen with the next pass, for which their bytes are read. In: a program, a dataset.
+Out: marks, to be compared with former ones.
 """
 
 from __future__ import annotations
 
-import contextlib
-import struct
 import types
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from flatout.frameworks.pytorch.input.dataset_state import mark
 from flatout.frameworks.pytorch.input.items import vision
-from flatout.frameworks.pytorch.input.items.program import Instruction, Program, Slot, slots_of, straight_line
-from flatout.frameworks.pytorch.input.items.rows import Rows, Unvectorised
+from flatout.frameworks.pytorch.input.items.program import Program, Slot, straight_line
+from flatout.frameworks.pytorch.input.items.rows import Unvectorised
 
 MOST_BYTES = 2**16
 """Of an array that all items share: it is compared with each batch."""
@@ -28,22 +25,9 @@ MOST_BYTES = 2**16
 MOST_PARTS = 64
 
 _VALUES = (
-    *(bool, int, str, bytes, type(None), type(Ellipsis), slice, type, torch.dtype, torch.Size),
+    *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, type, torch.dtype, torch.Size),
     *(types.FunctionType, types.BuiltinFunctionType, types.ModuleType, np.dtype),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What items are made of, at one moment.
-
-    Attributes:
-        mark: What they share. Equal marks, and equal rows, give equal items.
-        rows: What is taken for each, as arrays or lists with a row for each index.
-    """
-
-    mark: tuple[Any, ...]
-    rows: tuple[Any, ...]
 
 
 class Sources:
@@ -52,46 +36,20 @@ class Sources:
     def __init__(self, program: Program) -> None:
         self._program = program
         fixed = [one for one in program.instructions if Slot(one.target) not in program.varying]
-        shared = ([take.container for take in program.takes], list(program.parameters))
+        shared = (list(program.takes), list(program.parameters))
         self._share = straight_line(fixed, program.constants, shared)
-        self._counted: tuple[bool, ...] | None = None
-        """Of which containers PyTorch counts the changes, or which cannot change."""
-        self._take: Any = None
-        """Takes rows out of all others."""
 
-    def look(self, dataset: Any, indices: Sequence[int]) -> Look:
-        """What the items of these indices are made of now.
-
-        Raises:
-            Unvectorised: It cannot be told, or is not as it was when the program was read.
-        """
+    def mark(self, dataset: Any) -> tuple[Any, ...]:
+        """What items are made of now, but for what was written into arrays and lists: equal marks, equal items."""
         if not self._program.holds():
             raise Unvectorised("the code of the dataset has changed since it was read")
-        index = Rows("int", list(indices))
-        containers, parameters = self._share(dataset, index)
-        counted = tuple([type(one) is torch.Tensor or _is_frozen(one) for one in containers])
-        if counted != self._counted:
-            self._compare_all_but(counted)
-        mark = [_count(one) if on else _kind(one) for one, on in zip(containers, counted, strict=True)]
-        taken = self._take(dataset, index)
-        rows = tuple([_data(one) for one in taken])
-        return Look((torch.get_default_dtype(), *mark, *map(_form, taken, rows), *map(state_of, parameters)), rows)
+        containers, parameters = self._share(dataset, None)
+        return (torch.get_default_dtype(), *map(_count, containers), *map(state_of, parameters))
 
-    def _compare_all_but(self, counted: tuple[bool, ...]) -> None:
-        taken = [take.rows for take, on in zip(self._program.takes, counted, strict=True) if not on]
-        needed = _needed(self._program.instructions, taken)
-        self._take = straight_line(needed, self._program.constants, taken)
-        self._counted = counted
-
-
-def _needed(instructions: Sequence[Instruction], wanted: Sequence[Slot]) -> list[Instruction]:
-    """The instructions that give these values, in order."""
-    needed, found = set(wanted), []
-    for one in reversed(instructions):
-        if Slot(one.target) in needed:
-            needed |= slots_of((one.operands, one.keywords))
-            found.append(one)
-    return found[::-1]
+    def contents(self, dataset: Any) -> list[Any]:
+        """The same of what is in arrays and lists, as far as they can be read."""
+        containers, _ = self._share(dataset, None)
+        return [mark(one, closely=True) for one in containers if type(one) is not torch.Tensor]
 
 
 class _This:
@@ -109,41 +67,11 @@ class _This:
 
 
 def _count(one: Any) -> tuple[Any, ...]:
-    if type(one) is np.ndarray:
+    if type(one) is torch.Tensor:
+        return _This(one), one.data_ptr(), one._version, one.dtype, one.shape, one.stride(), one.requires_grad
+    if isinstance(one, np.ndarray):
         return _This(one), one.dtype, one.shape, one.strides
-    return _This(one), one.data_ptr(), one._version, one.dtype, one.shape, one.stride(), one.requires_grad
-
-
-def _is_frozen(container: Any) -> bool:
-    """Whether it is an array whose numbers lie in a `bytes` object, as `np.frombuffer(file.read())` gives it."""
-    while type(container) is np.ndarray:
-        if container.flags.writeable:
-            return False
-        container = container.base
-    return type(container) is bytes
-
-
-def _form(taken: Rows, rows: Any) -> Any:
-    if isinstance(taken.data, torch.Tensor):
-        return taken.data.dtype, taken.data.shape[1:]
-    return (rows.dtype, rows.shape[1:]) if isinstance(rows, np.ndarray) else type(rows[0])
-
-
-def _kind(container: Any) -> Any:
-    return container.dtype if type(container) is torch.Tensor else type(container)
-
-
-def _data(rows: Any) -> Any:
-    if type(rows) is not Rows:
-        raise Unvectorised("what is taken is the same for all")
-    if isinstance(rows.data, torch.Tensor):
-        return rows.data.contiguous().view(len(rows.data), -1).view(torch.uint8).numpy()
-    if rows.kind == "float":
-        return np.array(rows.data, np.float64)  # its bits are compared: 0.0 is not -0.0, and NaN is NaN
-    if rows.kind == "int":
-        with contextlib.suppress(OverflowError):
-            return np.array(rows.data, np.int64)
-    return rows.data
+    return _This(one), len(one)
 
 
 def state_of(value: Any) -> Any:
@@ -156,10 +84,6 @@ def state_of(value: Any) -> Any:
     (False, True)
     """
     kind = type(value)
-    if kind is float:
-        return kind, struct.pack("d", value)
-    if kind is complex:
-        return kind, struct.pack("dd", value.real, value.imag)
     if kind in _VALUES:
         return kind, value
     if kind in (tuple, list) and len(value) <= MOST_PARTS:
@@ -175,7 +99,5 @@ def state_of(value: Any) -> Any:
         return kind, value.dtype, value.shape, value.tobytes()
     known = vision.known(value)
     if known is not None:
-        if vision.is_touched(value):
-            raise Unvectorised("a transform that was changed since it was read")
-        return kind, vision.code_of(kind), tuple([state_of(getattr(value, name)) for name in known.attributes])
+        return kind, tuple([state_of(getattr(value, name)) for name in known.attributes])
     raise Unvectorised(f"items depend on a `{kind.__name__}`, which may change and not be seen to")

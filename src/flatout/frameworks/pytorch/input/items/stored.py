@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,12 +16,11 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from flatout.frameworks.pytorch.input.items.fused import FusedFetch, FusedFetcher, Reading, Some, computed
+from flatout.frameworks.pytorch.input.items.fused import FusedFetch, FusedFetcher, Reading, computed
 from flatout.frameworks.pytorch.input.items.rows import OneThread, Unvectorised
 from flatout.frameworks.pytorch.input.items.shadow import Shadow
-from flatout.frameworks.pytorch.input.items.sources import Look, Sources
+from flatout.frameworks.pytorch.input.items.sources import Sources
 from flatout.frameworks.pytorch.input.items.store import Column, Places, Room, Store
-from flatout.frameworks.pytorch.input.of_loader import known
 from flatout.guest.interruptions import is_interruption, let_through
 
 MOST_FAILURES = 8
@@ -49,6 +49,7 @@ class StoredItems:
         """Told of the tensors of batches that consist of kept rows, and of which."""
         self._room = Room(most_bytes)
         self._fused = fused
+        self._keepers: weakref.WeakKeyDictionary[DataLoader[Any], Keeper] = weakref.WeakKeyDictionary()
 
     def engage(self, on: bool, *, fill: Iterable[DataLoader[Any]] = ()) -> None:
         """From the next fetch on, or no longer; `fill`: loaders whose items are all kept now, in a trial."""
@@ -69,7 +70,10 @@ class StoredItems:
     def keeper(self, loader: DataLoader[Any]) -> Keeper:
         """What is kept of a loader's dataset."""
         reading = self._fused.reading(loader)
-        return known(loader, self, lambda found: found.reading is reading, lambda: Keeper(reading, self._room))
+        found = self._keepers.get(loader)
+        if found is None or found.reading is not reading:
+            found = self._keepers[loader] = Keeper(reading, self._room)
+        return found
 
     def why_not(self, loader: DataLoader[Any], *, for_workers: bool = False) -> str | None:
         """Why the items of a loader cannot be kept, in a few words; None where they can."""
@@ -94,6 +98,7 @@ class Keeper:
         self.num_failures = 0
         self.lock = threading.Lock()
         """One thread at a time; who finds it taken does without what is kept."""
+        self._contents: list[Any] | None = None
         self._begun = False
 
     def begin(self) -> None:
@@ -114,7 +119,7 @@ class Keeper:
         else:
             try:
                 sources = Sources(program)
-                sources.look(self.reading.dataset, [0])
+                sources.mark(self.reading.dataset)
                 self.store = Store(len(self.reading.dataset), self.room)
                 self.sources = sources
             except Unvectorised as problem:
@@ -123,40 +128,39 @@ class Keeper:
                 self.why_not = f"{type(problem).__name__} when it was looked at"
                 let_through(problem)
 
-    def look(self, dataset: Any, indices: Sequence[int]) -> Look:
-        """What these items of the dataset, or of its copy, are made of now."""
-        assert self.sources is not None
-        return self.sources.look(dataset, indices)
+    def begin_pass(self, dataset: Any) -> None:
+        """See whether something was written into the arrays and lists that items are taken from."""
+        assert self.sources is not None and self.store is not None
+        contents = self.sources.contents(dataset)
+        if self._contents is not None and contents != self._contents:
+            self.store.forget()
+        self._contents = contents
 
     def fill_for_trial(self) -> None:
         """Keep all items now, so that a trial sees what later passes will be like."""
         self.begin()
+        store, program, sources, dataset = self.store, self.reading.program, self.sources, self.reading.dataset
+        if store is None or program is None or sources is None:
+            return
+        begun_s = time.perf_counter()
         try:
-            if self.store is not None and not self._filled(MOST_FILLING_S):
-                self.set_aside("to compute all items once takes longer than a trial has")
+            self.begin_pass(dataset)
+            for first in range(0, store.num_items, CHUNK):
+                indices = list(range(first, min(first + CHUNK, store.num_items)))
+                mark = sources.mark(dataset)
+                if store.places(indices, mark) is None:
+                    self.put(store, indices, mark, computed(program, dataset, indices))
+                if (time.perf_counter() - begun_s) * store.num_items > MOST_FILLING_S * (first + CHUNK):
+                    self.set_aside("to compute all items once takes longer than a trial has")
+                if self.store is None:
+                    return
         except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
             self.set_aside(f"{type(problem).__name__} when its items were computed")
 
-    def _filled(self, limit_s: float) -> bool:
-        """Compute and keep what nobody has asked for yet; whether that does not take longer than the limit."""
-        store, program, begun_s = self.store, self.reading.program, time.perf_counter()
-        if store is None or program is None:
-            return False
-        first = 0
-        while first < store.num_items and self.store is not None:
-            indices = list(range(first, min(first + CHUNK, store.num_items)))
-            look = self.look(self.reading.dataset, indices)
-            if store.places(indices, look) is None:
-                self.put(store, indices, look, computed(program, self.reading.dataset, indices))
-            first += CHUNK
-            if (time.perf_counter() - begun_s) * store.num_items > limit_s * first:
-                return False
-        return True
-
-    def put(self, store: Store, indices: Sequence[int], look: Look, batch: Any) -> None:
+    def put(self, store: Store, indices: Sequence[int], mark: Any, batch: Any) -> None:
         """Keep the items of a batch, where they can be."""
         try:
-            store.put(indices, look, batch)
+            store.put(indices, mark, batch)
         except Exception as problem:  # noqa: BLE001  the batch is there, whatever becomes of the others
             let_through(problem)
             self.set_aside(f"a batch could not be kept: {problem}")
@@ -167,12 +171,6 @@ class Keeper:
         """Never again."""
         self.store, self.why_not = None, why
 
-    def failed(self, problem: Exception) -> None:
-        """A batch could not be looked at."""
-        self.num_failures += 1
-        if self.num_failures >= MOST_FAILURES:
-            self.set_aside(f"{self.num_failures} batches could not be kept: {problem}")
-
 
 class StoredFetcher:
     """What an iterator asks for the batch of some indices."""
@@ -181,11 +179,7 @@ class StoredFetcher:
         self._owner = owner
         self._inner = inner
         self._keeper = keeper
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_inner":  # while being copied
-            raise AttributeError(name)
-        return getattr(self._inner, name)
+        self._begun = False
 
     def fetch(self, indices: Any) -> Any:
         """The batch."""
@@ -206,17 +200,23 @@ class StoredFetcher:
 
     def _fetched(self, store: Store, indices: list[int]) -> Any:
         inner, keeper = self._inner, self._keeper
+        assert keeper.sources is not None
         try:
-            look = keeper.look(inner.dataset, indices)
-            places = store.places(indices, look)
+            if not self._begun:
+                self._begun = True
+                keeper.begin_pass(inner.dataset)
+            mark = keeper.sources.mark(inner.dataset)
+            places = store.places(indices, mark)
         except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
             let_through(problem)
-            keeper.failed(problem)
+            keeper.num_failures += 1
+            if keeper.num_failures >= MOST_FAILURES:
+                keeper.set_aside(f"{MOST_FAILURES} batches could not be kept: {problem}")
             return inner.fetch(indices, always=True)
         if places is None:
             batch = inner.fetch(indices, always=True)
             if inner.known:  # what the program gives is what is looked at, and not what the script did in its place
-                keeper.put(store, indices, look, batch)
+                keeper.put(store, indices, mark, batch)
             return batch
         with OneThread():
             batch = store.take(places)
@@ -233,10 +233,9 @@ class StoredFetcher:
             if why := shadow.of_batch(batch, own):
                 keeper.set_aside(f"kept batches differ: {why}")
             return own
-        if shadow.any_due(len(indices)):
-            unwatched = threading.current_thread() is not threading.main_thread()  # where others draw meanwhile
-            if why := shadow.of_items(batch, indices, Some(plain, indices), draws=unwatched):
-                keeper.set_aside(f"kept batches differ: {why}")
-                return self._inner.plain(indices)
+        due = shadow.any_due(len(indices))
+        if due and (why := shadow.of_items(batch, indices, lambda place: plain([indices[place]]))):
+            keeper.set_aside(f"kept batches differ: {why}")
+            return self._inner.plain(indices)
         self._owner.num_batches += 1
         return batch

@@ -11,11 +11,6 @@ import types
 from collections.abc import Iterator
 from functools import lru_cache
 
-_PARTS = (
-    *("co_name", "co_qualname", "co_firstlineno", "co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars"),
-    *("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags"),
-)
-
 
 class NoSource(Exception):
     """The source of a function is not there, or is not that of the code that runs."""
@@ -23,13 +18,9 @@ class NoSource(Exception):
 
 @lru_cache(maxsize=256)
 def syntax_of(code: types.CodeType) -> ast.FunctionDef:
-    """The definition of a function, by its code.
-
-    Raises:
-        NoSource: Says why it cannot be read.
-    """
+    """The definition of a function, by its code."""
     tree, codes = _file(code.co_filename)
-    if not any(_same(found, code) for found in codes):
+    if code not in codes:
         raise NoSource("its source has changed since it was loaded")
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
@@ -61,12 +52,3 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
         if isinstance(constant, types.CodeType):
             yield constant
             yield from _codes(constant)
-
-
-def _same(one: types.CodeType, other: types.CodeType) -> bool:
-    if any(getattr(one, part) != getattr(other, part) for part in _PARTS) or len(one.co_consts) != len(other.co_consts):
-        return False
-    return all(
-        _same(a, b) if isinstance(a, types.CodeType) and isinstance(b, types.CodeType) else (type(a), a) == (type(b), b)
-        for a, b in zip(one.co_consts, other.co_consts, strict=True)
-    )

@@ -49,15 +49,6 @@ def aligned(one: Any, other: Any) -> tuple[Any, Any]:
     return (data, _beside(data, other)) if type(one) is Rows else (_beside(data, one), data)
 
 
-def keeps_type(data: Any, operand: Any) -> bool:
-    """Whether arithmetic with the operand leaves a tensor as wide and as large as it is."""
-    if not isinstance(data, torch.Tensor) or not data.is_floating_point():
-        return False
-    if isinstance(operand, torch.Tensor):
-        return operand.dtype is data.dtype and torch.broadcast_shapes(operand.shape, data.shape) == data.shape
-    return type(operand) in (int, float)
-
-
 def _beside(data: torch.Tensor, operand: Any) -> Any:
     """An operand as it stands beside rows."""
     if type(operand) is Rows:
@@ -208,7 +199,7 @@ ELEMENTWISE = (
     *("add", "sub", "mul", "div", "neg", "abs", "clamp", "clone", "contiguous", "detach"),
 )
 METHODS: dict[str, Callable[..., Any]] = {
-    **{name: elementwise(name) for name in (*ELEMENTWISE, "add_", "sub_", "mul_", "div_")},
+    **{name: elementwise(name) for name in ELEMENTWISE},
     "to": to, "type": to, "unsqueeze": unsqueeze, "permute": permute, "transpose": transpose, "view": view,
     "reshape": view, "flatten": flatten, "numpy": numpy, "item": item,
 }  # fmt: skip

@@ -8,7 +8,6 @@ something that holds the batches that were drawn early.
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from collections import deque
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.input.read_ahead.names import Column, columns_of
-from flatout.frameworks.pytorch.input.read_ahead.readers import BUFFER_BYTES, Readers, Reading, read
+from flatout.frameworks.pytorch.input.read_ahead.readers import Reading, read
 from flatout.frameworks.pytorch.input.shuffles import why_not_ahead
 from flatout.guest.interruptions import let_through
 
@@ -35,19 +34,12 @@ class ReadAhead:
 
     def __init__(self) -> None:
         self.engaged = False
-        self.readers = Readers()
-        self._num_read_before = 0
+        self.num_files = 0
+        """Read since it was engaged, of those that were not in memory."""
 
     def engage(self, on: bool) -> None:
         """From the next batch on, or no longer."""
-        self.engaged, self._num_read_before = on, self.readers.num_read
-        if not on:
-            self.readers.drop()
-
-    @property
-    def num_files(self) -> int:
-        """Read since it was engaged, of those that were not in memory."""
-        return self.readers.num_read - self._num_read_before
+        self.engaged, self.num_files = on, 0
 
     def attach(self, loader: DataLoader[Any], iterator: Any) -> None:
         """Stand between an iterator and its sampler."""
@@ -83,31 +75,31 @@ class DrawnEarly:
         self._num_latest = 0
         """Items of the latest batch that was given."""
         self._columns: list[Column] | None = None
-        self._reading = Reading()
+        self._reading = Reading(owner)
 
     def __iter__(self) -> DrawnEarly:
         return self
 
     def __next__(self) -> Any:
+        reading = self._reading
         try:
             value = self._drawn.popleft() if self._drawn else self._next()
         except BaseException:
-            self._owner.readers.end(self._reading)
+            reading.end()
             raise
-        if not self._reading.over:
-            self._reading.num_given += self._num_latest
-            self._num_latest = len(value)
-            if self._owner.engaged:
-                try:
-                    self._look(value)
-                except Exception as problem:  # noqa: BLE001  whatever it is, the script is not to hear of it
-                    self._owner.readers.end(self._reading)
-                    let_through(problem)
+        reading.num_given += self._num_latest
+        self._num_latest = len(value)
+        if self._owner.engaged and not reading.over:
+            try:
+                self._look(value)
+            except Exception as problem:  # noqa: BLE001  whatever it is, the script is not to hear of it
+                reading.end()
+                let_through(problem)
         return value
 
     def __del__(self) -> None:
         if (reading := self.__dict__.get("_reading")) is not None:
-            reading.over = True
+            reading.end()
 
     def _next(self) -> Any:
         value = next(self._batches)
@@ -117,28 +109,21 @@ class DrawnEarly:
 
     def _look(self, value: list[Any]) -> None:
         """A batch is going to be fetched: have the files read of those behind it."""
+        reading = self._reading
         if self._columns is None:
-            self._columns = [column for column in columns_of(self._dataset, value[0]) if _names_files(column, value)]
-        most = self._reading.num_given + len(value) + max(MOST_ITEMS, 2 * len(value))
+            self._columns = [
+                column
+                for column in columns_of(self._dataset, value[0])
+                if all(os.path.isfile(column.path(index) or "") for index in value[:NUM_TRIED])
+            ]
+        most = reading.num_given + len(value) + max(MOST_ITEMS, 2 * len(value))
         while self._columns and self._num_left > 0 and self._num_items < most:
             number = self._num_items
             self._drawn.append(self._next())
             for place, index in enumerate(self._drawn[-1], number):
                 paths = [path for column in self._columns if (path := column.path(index)) is not None]
-                if paths and self._reading.wants(place):
-                    self._owner.readers.add(self._reading, place, paths)
-
-
-def _names_files(column: Column, indices: list[Any]) -> bool:
-    paths = [column.path(index) for index in indices[:NUM_TRIED]]
-    return all(path is not None and _is_file(path) for path in paths)
-
-
-def _is_file(path: str) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except (OSError, ValueError):
-        return False
+                if paths and reading.wants(place):
+                    reading.add(place, paths)
 
 
 def _unsuited(loader: DataLoader[Any]) -> str | None:
@@ -152,7 +137,7 @@ def _why_not_worth_it(loader: DataLoader[Any]) -> str | None:
     tried = range(num - 1, -1, -max(num // NUM_TIMED, 1))[:NUM_TIMED]
     for column in columns_of(loader.dataset, num - 1) if num else ():
         paths = [path for path in map(column.path, tried) if path is not None]
-        took = [slow for path in paths if (slow := read(path, bytearray(BUFFER_BYTES))) is not None]
+        took = [slow for path in paths if (slow := read(path)) is not None]
         if took:
             return "its files are in memory, or read as quickly" if sum(took) * 2 < len(took) else None
     return "its dataset has no list of the names of its items' files"

@@ -1,24 +1,72 @@
-"""Which batches may be taken from a loader before the script asks, and which wait to be given?
+"""Which batches may be taken from a loader before the script asks, which wait to be given, and which were?
 
-Only batches that worker processes have ready, in an order that nobody can tell was asked for early. The end of a pass,
-and what is raised on the way, come when the script gets there. In: an iterator. Out: its batches in their order.
+A tensor is known by identity, count of changes and place in memory, and is not kept alive. Early come only batches
+that worker processes have ready, in an order that nobody can tell was asked for early. The end of a pass, and what is
+raised on the way, come when the script gets there. In: an iterator. Out: its batches in their order.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 from torch.utils.data import DataLoader
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from flatout.frameworks.pytorch.input.shuffles import generators_of, why_not_ahead
-from flatout.frameworks.pytorch.input.transfer.known import Habit, Leaf
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.input.transfer.rows import Rows
+    from flatout.frameworks.pytorch.input.transfer.staging import Copy
 
 NUM_AHEAD = 1
 """Batches taken early: a copy that takes longer than a step is not made faster by beginning two."""
 
-Fetch = Callable[[Any], Any]
+Fetch: TypeAlias = Callable[[Any], Any]
+Habit: TypeAlias = dict[int, torch.device]
+"""Which places of a loader's batches the script copies, and where to: found by watching it."""
+
+
+@dataclass(eq=False)
+class Leaf:
+    """What is known of one tensor of a batch.
+
+    Attributes:
+        rows: The kept rows that it consists of.
+        copy: A copy that was begun before anybody asked.
+        habit: That of its loader, and `place` where it is in the batch.
+    """
+
+    rows: Rows | None = None
+    copy: Copy | None = None
+    habit: Habit | None = None
+    place: int = 0
+
+
+class Known:
+    """The tensors of batches that were given lately."""
+
+    def __init__(self) -> None:
+        self._entries = WeakTensorKeyDictionary()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def know(self, tensor: torch.Tensor, leaf: Leaf) -> None:
+        """From now on this is known of a tensor, as long as it stays what it is."""
+        self._entries[tensor] = tensor._version, tensor.data_ptr(), leaf
+
+    def take(self, tensor: torch.Tensor) -> Leaf | None:
+        """What is known, for the last time; None where the tensor was changed, as far as PyTorch counts."""
+        version, place, leaf = self._entries.pop(tensor, (None, None, None))
+        return leaf if (version, place) == (tensor._version, tensor.data_ptr()) else None
+
+    def forget(self) -> None:
+        """Nothing is known any more."""
+        self._entries.clear()
 
 
 class Line:

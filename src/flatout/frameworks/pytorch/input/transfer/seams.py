@@ -9,26 +9,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from flatout.frameworks.pytorch.seams.patches import Patch
 
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.input.transfer.transfer import Transfer
+
 Target: TypeAlias = tuple[torch.device, bool]
 """Where to, and whether the host goes on meanwhile."""
 
 Parse: TypeAlias = Callable[[torch.dtype, tuple[Any, ...], dict[str, Any]], Target | None]
-
-
-class Receiver(Protocol):
-    """Who may bring tensors to devices otherwise."""
-
-    def arrive(self, tensor: torch.Tensor, target: Target, plain: Callable[[], Any]) -> Any:
-        """The tensor on the device, `target` is that and whether plain's host goes on; None: as plain."""
-
-    def leaves(self) -> None:
-        """A tensor leaves a device, and the host does not wait for it."""
 
 
 class Seam:
@@ -64,10 +57,6 @@ class Seam:
         if name == "_original":  # while being copied
             raise AttributeError(name)
         return getattr(self._original, name)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """By its name, as PyTorch's own."""
-        return getattr, (torch.Tensor, self._original.__name__)
 
 
 def parsed_to(dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Target | None:
@@ -107,7 +96,7 @@ def parsed_cuda(dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any
 class Seams:
     """Both methods, while somebody wants to know."""
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: Transfer) -> None:
         self._receiver = receiver
         self._patches: list[Patch] = []
 
@@ -129,19 +118,11 @@ class Seams:
         receiver = self._receiver
 
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not patch.active or type(self) is not torch.Tensor:
-                return original(self, *args, **kwargs)
-            goes_on = bool(kwargs.get("non_blocking")) or any(one is True for one in args)
-            if not self.is_cpu and not goes_on:
-                return original(self, *args, **kwargs)
-            target = parse(self.dtype, args, kwargs)
-            if not self.is_cpu:
-                if target is None or target[0].type == "cpu":
-                    receiver.leaves()
-                return original(self, *args, **kwargs)
-            if target is None or target[0].type == "cpu":
-                return original(self, *args, **kwargs)
-            found = receiver.arrive(self, target, lambda: original(self, *args, **kwargs))
+            found = None
+            if patch.active and type(self) is torch.Tensor and self.is_cpu and not torch.compiler.is_compiling():
+                target = parse(self.dtype, args, kwargs)
+                if target is not None and target[0].type != "cpu":
+                    found = receiver.arrive(self, target, lambda: original(self, *args, **kwargs))
             return original(self, *args, **kwargs) if found is None else found
 
         return Seam(original, method)

@@ -9,7 +9,6 @@ Out: tensors of the device.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import numpy as np
 import torch
@@ -97,19 +96,10 @@ class Staging:
         """Whether there may be so much more on the device; the host runs ahead of it no further than memory allows."""
         if num_bytes > self._most_ahead_bytes:
             return False
-        while self._ahead and self._ahead[0][0].query():
-            self._passed()
-        while self._ahead_bytes + num_bytes > self._most_ahead_bytes:
-            if not waits:
-                return False
-            self._ahead[0][0].synchronize()
-            self._passed()
-        return True
-
-    def _passed(self) -> None:
-        _, num_bytes = self._ahead.popleft()
-        self._ahead_bytes -= num_bytes
-
-    def made_for(self, copy: Copy) -> Any:
-        """Whether a copy was made in the mode (`torch.inference_mode`) in which it is asked for."""
-        return copy.tensor.is_inference() == torch.is_inference_mode_enabled()
+        while self._ahead and (
+            self._ahead[0][0].query() or (waits and self._ahead_bytes + num_bytes > self._most_ahead_bytes)
+        ):
+            event, passed_bytes = self._ahead.popleft()
+            event.synchronize()
+            self._ahead_bytes -= passed_bytes
+        return self._ahead_bytes + num_bytes <= self._most_ahead_bytes

@@ -19,9 +19,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.input.items.shadow import EVERY, NUM_FIRST, difference
-from flatout.frameworks.pytorch.input.transfer.ahead import Fetch, Line
+from flatout.frameworks.pytorch.input.transfer.ahead import Fetch, Habit, Known, Leaf, Line
 from flatout.frameworks.pytorch.input.transfer.device import CudaDevices, Device
-from flatout.frameworks.pytorch.input.transfer.known import Habit, Known, Leaf
 from flatout.frameworks.pytorch.input.transfer.rows import Rows
 from flatout.frameworks.pytorch.input.transfer.seams import Seams, Target
 from flatout.frameworks.pytorch.input.transfer.staging import Copy, Staging
@@ -42,12 +41,6 @@ PINNED_SHARE = 1 / 16
 
 MOST_FAILURES = 4
 """Copies that could not be made, after which none is tried."""
-
-MOST_LEAVES = 64
-"""Tensors of a batch that are watched."""
-
-MOST_SIZES = 256
-"""Different sizes that are remembered."""
 
 Way: TypeAlias = Literal["staged", "early", "gathered"]
 
@@ -71,11 +64,8 @@ class Transfer:
         self._seams = Seams(self)
         self._lines: weakref.WeakKeyDictionary[Any, Line] = weakref.WeakKeyDictionary()
         self._habits: weakref.WeakKeyDictionary[DataLoader[Any], Habit] = weakref.WeakKeyDictionary()
-        self._sizes: set[tuple[int, torch.dtype]] = set()
         self._checked: dict[Way, int] = {"staged": 0, "early": 0, "gathered": 0}
         self._num_failures = 0
-        self._awaited = False
-        """Whether the script may rely on it that copies which the host awaits come after all others."""
         self._thread, self._pid = get_ident(), os.getpid()
 
     def engage(self, part: Part, on: bool, passes: Iterable[Any] = ()) -> None:
@@ -102,17 +92,17 @@ class Transfer:
         """A pass begins, or one is under way: its batches are watched."""
         if self.parts and iterator is not None:
             with contextlib.suppress(TypeError):  # an iterator of the script's that nobody can refer to weakly
-                self._lines[iterator] = Line(loader, self._habits.setdefault(loader, Habit()))
+                self._lines[iterator] = Line(loader, self._habits.setdefault(loader, {}))
 
     def following(self, iterator: Any, fetch: Fetch) -> Any:
         """The next batch of an iterator, one after it being on its way."""
         if iterator not in self._lines:  # `get` raises where nothing can refer weakly to an iterator
             return fetch(iterator)
         line = self._lines[iterator]
+        for leaf in line.given:  # what was begun and nobody wanted would hold memory of the device
+            leaf.copy = None
         taken = len(line) > 0
         batch = line.next(iterator, fetch)
-        for leaf in line.given:  # what was begun and nobody wanted would hold memory of the device
-            leaf.gone()
         line.given, line.begun = line.begun, []
         if not self._works:
             return batch
@@ -127,15 +117,14 @@ class Transfer:
         """Remember the tensors of a batch; `begin`: and begin to copy those that the script is used to copy."""
         leaves = []
         try:
-            tensors = tensors_of(batch)
-            for place, tensor in enumerate(tensors if len(tensors) <= MOST_LEAVES else ()):
+            for place, tensor in enumerate(tensors_of(batch)):
                 if not _is_plain(tensor):
                     continue
-                leaf = self._known.of(tensor) or Leaf()
-                leaf.belongs(habit, place)
+                leaf = self._known.take(tensor) or Leaf()
+                leaf.habit, leaf.place = habit, place
                 leaves.append(leaf)
                 self._known.know(tensor, leaf)
-                named = habit.device_of(place) if begin else None
+                named = habit.get(place) if begin else None
                 device = self._devices(named) if named is not None else None
                 if device is not None and not device.capturing():
                     leaf.copy = self._staging(device).begin(tensor, early=True)
@@ -153,19 +142,15 @@ class Transfer:
 
     @property
     def _works(self) -> bool:
-        return bool(self.parts) and self.why_not is None and self._thread == get_ident() and self._pid == os.getpid()
-
-    def leaves(self) -> None:
-        """A tensor leaves a device and the host does not wait; perhaps it does with the next copy that it waits for."""
-        self._awaited = True
+        here = self._thread == get_ident() and self._pid == os.getpid()
+        return here and bool(self.parts) and self.why_not is None and not torch.is_inference_mode_enabled()
 
     def arrive(self, tensor: torch.Tensor, target: Target, plain: Callable[[], Any]) -> Any:
         """The tensor on the device that is asked for; None where plain is to copy it."""
-        if not self._works or not _is_plain(tensor) or not _is_usual():
+        modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
+        if not self._works or modes or not _is_plain(tensor):
             return None
         named, goes_on = target
-        if self._awaited and not goes_on:
-            return None
         try:
             device = self._devices(named)
             if device is None or device.capturing():
@@ -187,34 +172,23 @@ class Transfer:
     ) -> tuple[Way, Copy] | None:
         """A copy that was begun, or is now, and in which way."""
         leaf, staging = self._known.take(tensor), self._staging(device)
-        early = leaf.copy if leaf is not None else None
-        hit = early is not None and early.device is device and staging.made_for(early)
         if leaf is not None:
-            leaf.arrived(named, hit=hit)
-            if hit and early is not None:
-                leaf.take_copy()
+            early, leaf.copy = leaf.copy, None
+            if leaf.habit is not None:
+                leaf.habit[leaf.place] = named
+            if early is not None and early.device is device:
                 return "early", early
-            leaf.gone()
         rows = leaf.rows if leaf is not None and "store" in self.parts else None
         mirror = rows.look(device) if rows is not None else None
         if rows is not None and mirror is not None and mirror.covers(rows.places):
             copy = staging.gather(tensor, mirror, rows.places)
             return None if copy is None else ("gathered", copy)
-        if mirror is None and ("prefetch" not in self.parts or not self._recurs(tensor)):
+        if mirror is None and "prefetch" not in self.parts:
             return None
         if device.is_pinned(tensor) and (leaf is None or goes_on):
             return None  # plain's copy does not wait already, or comes after others that write there
         copy = staging.begin(tensor, rows=rows if mirror is not None else None)
         return None if copy is None else ("staged", copy)
-
-    def _recurs(self, tensor: torch.Tensor) -> bool:
-        """Whether such a tensor was copied before: a batch comes again and again, a model or a dataset once."""
-        size = tensor.nbytes, tensor.dtype
-        if size in self._sizes:
-            return True
-        if len(self._sizes) < MOST_SIZES:
-            self._sizes.add(size)
-        return False
 
     def _staging(self, device: Device) -> Staging:
         found = self._stagings.get(id(device))
@@ -257,13 +231,3 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     if tensor.is_quantized or not tensor.numel() or any(getattr(tensor, "names", ())):
         return False
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
-
-
-def _is_usual() -> bool:
-    """Whether nobody else looks into operations just now: modes, transforms of functions, a trace."""
-    return (
-        not torch._C._len_torch_function_stack()
-        and not torch._C._len_torch_dispatch_stack()
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and torch._C._get_tracing_state() is None
-    )
