@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from flatout.frameworks.lever import Lever
 from flatout.judge.anatomy import Anatomy
 from flatout.judge.causes import Findings
 from flatout.judge.diagnosis import diagnose
@@ -11,7 +12,7 @@ from flatout.judge.stats import compare
 from flatout.records.ceilings import Machine
 from flatout.records.difference import Difference
 from flatout.records.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts
-from flatout.records.plan import PLAN_FORMAT, Lever, Plan, Trial
+from flatout.records.plan import PLAN_FORMAT, Plan, Trial
 from flatout.records.trace import Agreement, Header, Window
 
 HEADER = Header(

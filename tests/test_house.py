@@ -366,7 +366,7 @@ def outside_frameworks() -> Iterator[tuple[str, Path]]:
 def test_no_lever_is_named_outside_its_framework():
     levers = {path.stem for path in LEVERS.glob("*.py")} - {"__init__", "ranks"}  # the word for what the parent starts
     found = {(name, text) for name, path in outside_frameworks() for text in texts_in_code(path) & levers}
-    assert found == {*OTHER_MEANINGS}, "what a lever needs is stated by the lever (`flatout.records.plan.Lever`)"
+    assert found == {*OTHER_MEANINGS}, "what a lever needs is stated by the lever (`flatout.frameworks.lever.Lever`)"
 
 
 def test_no_framework_is_named_outside_its_package():

@@ -13,9 +13,9 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 from flatout.frameworks.contract import Step
+from flatout.frameworks.lever import Lever, verify
 from flatout.records.difference import Difference
 from flatout.records.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts
-from flatout.records.plan import Lever, verify
 from flatout.records.trace import Agreement, Census, Operation, Scaling, Toggle
 
 # -- the framework that is followed: what a user sees ---------------------------------------------------------------

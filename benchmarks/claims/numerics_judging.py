@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from numerics_scripts import seed_all
 
+from flatout.frameworks.lever import Lever, verify
 from flatout.frameworks.pytorch.adapter import PyTorch
 from flatout.frameworks.pytorch.seams import rhythm
 from flatout.judge import agreement
 from flatout.machine.read import read_machine
-from flatout.records.plan import Lever, verify
 from flatout.records.trace import Agreement, Levers
 from flatout.trials.search.space import checks_of, widest_class
 

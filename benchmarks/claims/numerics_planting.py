@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from flatout.frameworks.lever import Lever
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import Lever
 
 Undo = Callable[[], None]
 Plant = Callable[[Any], Undo]

@@ -35,12 +35,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "claims"))
 from itself import SCRIPTS
 
 from flatout.errors import FlatoutError
+from flatout.frameworks.lever import Lever
 from flatout.judge.anatomy import dissect
 from flatout.judge.paired import Extent
 from flatout.judge.sequential import Looks
 from flatout.machine.read import read_machine
 from flatout.records.as_json import to_json
-from flatout.records.plan import Candidate, Lever
+from flatout.records.plan import Candidate
 from flatout.records.trace import Levers
 from flatout.run.script import Script
 from flatout.trials import windows

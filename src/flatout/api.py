@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 from flatout.errors import FlatoutError, UsageError
 from flatout.frameworks import kind
 from flatout.frameworks.contract import Settings
+from flatout.frameworks.lever import Lever
 from flatout.machine.read import read_machine
 from flatout.records import plan_file
-from flatout.records.plan import PLAN_FILE, Lever, allows, label
+from flatout.records.plan import PLAN_FILE, allows, label
 from flatout.records.ranks import Terms as RankTerms
 from flatout.report.export import Exported, export
 from flatout.report.former import contrast, report

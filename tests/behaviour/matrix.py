@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import warm
+from flatout.frameworks.lever import Lever
 from flatout.frameworks.pytorch.levers import registry
 from flatout.records.ceilings import Machine
-from flatout.records.plan import CLASSES, Lever
+from flatout.records.plan import CLASSES
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LEVERS = registry()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from flatout.records.plan import CLASSES, Candidate, Lever, allows, label, verify
+from flatout.frameworks.lever import Lever, verify
+from flatout.records.plan import CLASSES, Candidate, allows, label
 from handmade import FACTS, MACHINE, lever, trial
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from flatout import api
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError
+from flatout.frameworks.lever import input_levers
 from flatout.frameworks.pytorch import levers as pytorch_levers
 from flatout.records import plan_file
 from flatout.records.ceilings import Accelerator
-from flatout.records.plan import input_levers
 from flatout.run import choice, launched
 from flatout.run.choice import Engagement, Here, Wish, check_settings, engagement, of_input, parse_levers
 from flatout.run.script import Script

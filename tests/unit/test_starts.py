@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import Inconclusive, RecordError, ScriptError, UsageError
+from flatout.frameworks.lever import of_one_process, ranks_of
 from flatout.frameworks.pytorch import levers as pytorch_levers
 from flatout.frameworks.pytorch.numerics import trained
 from flatout.judge import agreement, stats
 from flatout.judge.diagnosis import Diagnosis
 from flatout.judge.paired import SCREENING, Extent
 from flatout.records.difference import Difference
-from flatout.records.plan import Candidate, label, of_one_process, ranks_of
+from flatout.records.plan import Candidate, label
 from flatout.records.ranks import Terms as RankTerms
 from flatout.records.ranks import division, divisions
 from flatout.records.trace import Agreement

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from flatout.frameworks.lever import Lever
 from flatout.machine.installed import Package
 from flatout.records.difference import Difference
 from flatout.records.facts import Facts
-from flatout.records.plan import Lever
 from flatout.records.ranks import RankPlace, Terms
 from flatout.records.trace import Agreement, Census, Levers, Scaling, Toggle
 

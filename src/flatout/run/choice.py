@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flatout.errors import FlatoutError, MachineError, RecordError, UsageError, did_you_mean
+from flatout.frameworks.lever import Lever, input_levers, unfit_on_ranks
 from flatout.records import plan_file
 from flatout.records.ceilings import Machine
 from flatout.records.facts import NOT_LOOKED_AT, Facts
-from flatout.records.plan import CLASSES, PLAN_FILE, Lever, Plan, allows, input_levers, label, unfit_on_ranks
+from flatout.records.plan import CLASSES, PLAN_FILE, Plan, allows, label
 from flatout.records.trace import Levers, Setting
 
 LEAVE_IT_OUT = "leave the lever out; `flatout levers SCRIPT` says what can be engaged here"

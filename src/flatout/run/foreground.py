@@ -17,9 +17,9 @@ from pathlib import Path
 from flatout.child.orders import Order, SessionSpec, encode
 from flatout.errors import MachineError
 from flatout.frameworks.contract import Settings
+from flatout.frameworks.lever import Lever
 from flatout.machine.energy_counters import RUN_EVERY_S, EnergyMeter
 from flatout.records.facts import Facts
-from flatout.records.plan import Lever
 from flatout.records.ranks import Terms
 from flatout.records.trace import Agreement, End, Failure, Header, Levers, Ready, Record, Remark, Toggle, Window
 from flatout.records.trace_file import Follower

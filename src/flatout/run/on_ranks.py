@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from flatout.errors import RecordError
+from flatout.frameworks.lever import Lever, ranks_of
 from flatout.records.ceilings import Machine
-from flatout.records.plan import Lever, ranks_of
 from flatout.records.ranks import Terms
 from flatout.run.choice import Engagement
 from flatout.run.rank_start import crowding, devices_for

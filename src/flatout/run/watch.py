@@ -10,11 +10,11 @@ import random
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
+from flatout.frameworks.lever import Lever
 from flatout.judge import paired
 from flatout.judge.paired import Extent, Pair, Pairs
 from flatout.judge.sequential import Looks
 from flatout.records.facts import Facts
-from flatout.records.plan import Lever
 from flatout.records.trace import Levers, Window
 from flatout.run.guard import FAR_APART, Guard
 from flatout.run.windows_of_run import LIMIT_S, WINDOW_S, Answer, Ask, Sides, steps_in

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from flatout.child.orders import SessionSpec
 from flatout.errors import Inconclusive, cannot_write
 from flatout.frameworks.contract import Settings
+from flatout.frameworks.lever import Lever
 from flatout.records.facts import Facts
-from flatout.records.plan import Lever
 from flatout.records.trace import Agreement, Census, Header, Levers, Record, Refused, Scaling, Setting, Toggle, Window
 from flatout.run import isolation
 from flatout.run.folder import NEEDED_BYTES

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from flatout.child.orders import settling_steps
 from flatout.errors import Inconclusive
+from flatout.frameworks.lever import Lever
 from flatout.records.facts import Facts
-from flatout.records.plan import Candidate, Lever, Trial
+from flatout.records.plan import Candidate, Trial
 
 Defaults = tuple[tuple[float, float], ...]
 TUNE_DEFAULTS_S: Defaults = ((1.0, 300.0), (0.2, 180.0), (0.0, 120.0))

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from flatout import __version__
+from flatout.frameworks.lever import input_levers
 from flatout.judge import stats
 from flatout.judge.result import FORMAT, Result, TimelineStep
 from flatout.records.ceilings import Machine
-from flatout.records.plan import PLAN_FORMAT, Plan, Trial, input_levers, label
+from flatout.records.plan import PLAN_FORMAT, Plan, Trial, label
 from flatout.records.trace import FOREIGN_LIMIT, Header, Window
 
 if TYPE_CHECKING:

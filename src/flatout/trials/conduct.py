@@ -15,13 +15,14 @@ from typing import Literal
 
 from flatout.errors import Inconclusive, ScriptError
 from flatout.frameworks import kind
+from flatout.frameworks.lever import ranks_of
 from flatout.judge import agreement, paired, stats
 from flatout.judge.anatomy import Anatomy, dissect
 from flatout.judge.paired import SCREENING, Extent, Pairs
 from flatout.judge.result import Result, Untried
 from flatout.judge.sequential import Looks
 from flatout.records.ceilings import Machine
-from flatout.records.plan import Candidate, Trial, allows, ranks_of
+from flatout.records.plan import Candidate, Trial, allows
 from flatout.records.trace import Agreement, Levers
 from flatout.run.script import Script
 from flatout.trials import conclude, windows

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from flatout.errors import FlatoutError, Inconclusive
+from flatout.frameworks.lever import Lever
 from flatout.judge import agreement, paired, stats
 from flatout.judge.anatomy import Account, dissect
 from flatout.judge.causes import WORTHWHILE
@@ -24,7 +25,7 @@ from flatout.judge.paired import SCREENING, Extent, Pairs
 from flatout.records import plan_file
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import PLAN_FILE, Candidate, Lever, Plan, Trial
+from flatout.records.plan import PLAN_FILE, Candidate, Plan, Trial
 from flatout.records.trace import FOREIGN_LIMIT, Agreement, Levers, Window
 from flatout.run.choice import Here
 from flatout.run.outcome import Outcome

@@ -20,9 +20,9 @@ from flatout.child.orders import SessionSpec
 from flatout.child.sample_run import environment_file, memory_file, state_file
 from flatout.errors import FlatoutError, ScriptError
 from flatout.frameworks.contract import Settings
+from flatout.frameworks.lever import Lever
 from flatout.judge import stats
 from flatout.records.ceilings import Machine
-from flatout.records.plan import Lever
 from flatout.records.ranks import Terms as RankTerms
 from flatout.records.trace import End, Header, Levers, Window
 from flatout.records.trace_file import Follower

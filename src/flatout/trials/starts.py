@@ -15,10 +15,11 @@ from dataclasses import replace
 
 from flatout.errors import FlatoutError, Inconclusive, ScriptError
 from flatout.frameworks import kind
+from flatout.frameworks.lever import ranks_of
 from flatout.judge import agreement, paired, stats
 from flatout.judge.agreement import Judgement
 from flatout.judge.paired import Extent, Pairs
-from flatout.records.plan import Candidate, allows, ranks_of
+from flatout.records.plan import Candidate, allows
 from flatout.records.trace import Agreement, Levers, Window
 from flatout.report import words
 from flatout.trials.ends import CandidateFailed, Hung, launcher_failed

@@ -12,20 +12,14 @@ from typing import Literal
 
 from flatout.errors import FlatoutError, MachineError, UsageError, did_you_mean
 from flatout.frameworks import kind
+from flatout.frameworks.lever import input_levers, of_one_process, ranks_of
 from flatout.judge import result
 from flatout.judge.result import Result
 from flatout.machine import calibrate
 from flatout.machine.read import read_machine
 from flatout.records import plan_file
 from flatout.records.ceilings import Ceilings, Machine
-from flatout.records.plan import (
-    CLASSES,
-    PLAN_FILE,
-    allows,
-    input_levers,
-    of_one_process,
-    ranks_of,
-)
+from flatout.records.plan import CLASSES, PLAN_FILE, allows
 from flatout.records.ranks import Terms as RankTerms
 from flatout.records.trace import Levers
 from flatout.run import folder, isolation, on_ranks

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from flatout.frameworks.lever import Lever
 from flatout.frameworks.pytorch.input.worker_settings import start_method
 from flatout.frameworks.pytorch.levers.float8 import is_aligned
 from flatout.frameworks.pytorch.observe.attention import allowed
@@ -21,7 +22,6 @@ from flatout.frameworks.pytorch.seams.calls import OuterCall
 from flatout.frameworks.pytorch.seams.optimizers import can_fuse
 from flatout.frameworks.pytorch.session import Session
 from flatout.records.facts import EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFacts
-from flatout.records.plan import Lever
 
 CONVOLUTIONS = {
     nn.Conv1d: 1, nn.ConvTranspose1d: 1, nn.Conv2d: 2, nn.ConvTranspose2d: 2, nn.Conv3d: 3, nn.ConvTranspose3d: 3,

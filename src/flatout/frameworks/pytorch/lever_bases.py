@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from flatout.frameworks.lever import Lever
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 DEFAULT_PREFETCH_FACTOR = 2

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flatout.frameworks.contract import NotReleased
+from flatout.frameworks.lever import Lever
 from flatout.frameworks.pytorch.input.loaders import Loaders
 from flatout.frameworks.pytorch.lever_bases import why_not_on_ranks
 from flatout.frameworks.pytorch.observe.memory import PageFaults
 from flatout.frameworks.pytorch.seams.calls import Calls
 from flatout.frameworks.pytorch.seams.optimizers import UpdateFlags
 from flatout.guest.interruptions import raised_by_handler
-from flatout.records.plan import Lever
 from flatout.records.trace import Levers, Setting, Toggle
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from pathlib import Path
 from flatout.child.orders import SessionSpec
 from flatout.errors import RecordError
 from flatout.frameworks.contract import Settings
+from flatout.frameworks.lever import Lever
 from flatout.judge import metric as metrics
 from flatout.judge import metric_file
 from flatout.judge.metric import Reading
@@ -23,7 +24,6 @@ from flatout.machine import foreign_cpu
 from flatout.machine.energy_counters import EnergyMeter
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import Lever
 from flatout.records.trace import End, Failure, Header, Inputs, Record, Toggle, Window
 from flatout.run import choice, isolation
 from flatout.run.launch import Child, Launch, session_files

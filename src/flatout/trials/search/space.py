@@ -9,12 +9,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from flatout.frameworks.lever import ONLY_PROVED, Lever, ranks_of, typed, unfit_on_ranks
 from flatout.judge.anatomy import Anatomy
 from flatout.judge.diagnosis import Diagnosis
 from flatout.judge.result import NOT_NAMED, Untried
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import CLASSES, ONLY_PROVED, Candidate, Lever, allows, ranks_of, typed, unfit_on_ranks
+from flatout.records.plan import CLASSES, Candidate, allows
 from flatout.records.trace import Levers
 
 WORTH_TRYING = 1.02

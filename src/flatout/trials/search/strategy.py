@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from flatout.records.plan import Candidate, Lever, Trial, allows, ranks_of
+from flatout.frameworks.lever import Lever, ranks_of
+from flatout.records.plan import Candidate, Trial, allows
 from flatout.records.trace import Levers
 from flatout.trials.search.space import (
     CHEAP,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from flatout.records.plan import Lever, verify
+from flatout.frameworks.lever import Lever, verify
 
 NAMES = (
     *("numa", "heap", "huge_pages", "expandable_segments", "threads"),

@@ -18,11 +18,11 @@ from collections.abc import Iterable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from flatout.frameworks.lever import Lever
 from flatout.frameworks.pytorch.lever_bases import why_none
 from flatout.guest.tracebacks import hide_ours
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:

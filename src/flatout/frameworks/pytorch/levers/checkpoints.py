@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from flatout.frameworks.lever import Lever
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:

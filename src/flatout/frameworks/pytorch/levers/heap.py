@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from flatout.frameworks.lever import Lever
 from flatout.guest.c_library import PROBE_BYTES, c_library, environment_decides, is_mapping_of_its_own, why_not_glibc
 from flatout.records.ceilings import Machine
 from flatout.records.facts import NOT_LOOKED_AT, Facts
-from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from flatout.frameworks.lever import Lever
 from flatout.frameworks.pytorch.levers.heap import per_step, why_not_worth_it, without_faults
 from flatout.guest.c_library import environment_decides
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:

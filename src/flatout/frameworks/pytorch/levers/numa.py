@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from flatout.frameworks.lever import Lever
 from flatout.machine.numa_nodes import numa_nodes
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.numa import chosen, why_no_choice
-from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from flatout.frameworks.lever import Lever
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import Lever
 from flatout.records.ranks import DIVISION, divisions
 from flatout.records.trace import Setting
 

@@ -16,10 +16,10 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from flatout.frameworks.lever import Lever
 from flatout.frameworks.pytorch.lever_bases import DEFAULT_PREFETCH_FACTOR
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import Lever
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
