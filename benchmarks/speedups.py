@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from flatout.records.trace import FOREIGN_LIMIT
-from flatout.run.watch import CHECK_PAIRS, REST_WINDOWS
-from flatout.run.windows_of_run import WINDOW_S
+from flatout.run.controller import CHECK_PAIRS, REST_WINDOWS
+from flatout.run.run_windows import WINDOW_S
 from measuring import FLATOUT, RESULTS, file_for, quiet, ratio, timed, write
 from sides import SIDES, Edit, Side, edit_for, environment, prepared, typed, variant
 from speedup_cases import ALL, CASES, Case

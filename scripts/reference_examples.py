@@ -20,7 +20,7 @@ from flatout.judge.metric import Metric
 from flatout.judge.proof import SIDES, Aim, Asked, Proof, WholeRun, prove, summary_of
 from flatout.judge.read_sites import ReadSite, ReadSites
 from flatout.judge.result import FORMAT, Result
-from flatout.judge.samples import Samples
+from flatout.judge.trace_windows import Samples
 from flatout.records import plan_file
 from flatout.records.as_json import to_json
 from flatout.records.ceilings import Machine
@@ -30,7 +30,7 @@ from flatout.records.trace import Header
 from flatout.report.export import Exported
 from flatout.run.choice import Engagement
 from flatout.run.outcome import Outcome
-from flatout.trials.lever_rows import LeverRow
+from flatout.trials.levers import LeverRow
 from reference_records import fenced, prose, table, with_ends_folded
 
 Row = tuple[str, str, str]

@@ -193,7 +193,7 @@ for batch, in loader:
 def session_in(folder: Path) -> dict[str, str]:
     """The environment with which `flatout run` starts a script."""
     from flatout.child.orders import SessionSpec
-    from flatout.run.launch import Launch, environment_for, session_files, write_session
+    from flatout.run.child_process import Launch, environment_for, session_files, write_session
 
     session = SessionSpec(mode="run", **session_files(folder, "run"))
     os.mkfifo(session.orders)

@@ -205,9 +205,9 @@ def _be_flatout(descriptor: int, words: list[str]) -> None:
     sys.orig_argv = [sys.executable, "-m", "flatout", *words]
     sys.argv = ["flatout", *words]
     sys.path[0] = os.getcwd()
-    from flatout.run import launch
+    from flatout.run import child_process
 
-    launch.start = Popen
+    child_process.start = Popen
     runpy.run_module("flatout", run_name="__main__", alter_sys=True)
 
 

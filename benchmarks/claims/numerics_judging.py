@@ -18,7 +18,7 @@ from numerics_scripts import seed_all
 
 from flatout.frameworks.lever import Lever, verify
 from flatout.frameworks.pytorch.adapter import PyTorch
-from flatout.frameworks.pytorch.seams import rhythm
+from flatout.frameworks.pytorch.seams import step_period
 from flatout.judge import agreement
 from flatout.machine.read import read_machine
 from flatout.records.trace import Agreement, Levers
@@ -69,7 +69,7 @@ class Watched:
 
     def __init__(self, script: Callable[[], Iterator[None]], planted: Mapping[str, Lever] | None = None) -> None:
         gc.collect()
-        self._patience, rhythm.PATIENCE = rhythm.PATIENCE, 0  # for optimizers of scripts before this one
+        self._patience, step_period.PATIENCE = step_period.PATIENCE, 0  # for optimizers of scripts before this one
         torch.set_num_threads(1)
         seed_all(0)
         self.pytorch = PyTorch()
@@ -110,7 +110,7 @@ class Watched:
         """Leave nothing behind."""
         self.pytorch.detach()
         self._steps.close()
-        rhythm.PATIENCE = self._patience
+        step_period.PATIENCE = self._patience
 
 
 def judged(

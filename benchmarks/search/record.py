@@ -46,8 +46,8 @@ from flatout.records.trace import Levers
 from flatout.run.script import Script
 from flatout.trials import windows
 from flatout.trials.bench import WARM_UP_STEPS, Bench, opened
+from flatout.trials.child_failures import CandidateFailed
 from flatout.trials.conduct import Conduct, Goal, Show
-from flatout.trials.ends import CandidateFailed
 from flatout.trials.learn import UNKNOWN
 from flatout.trials.search.space import Choice, Space, clash, space_of, widest_class
 from flatout.trials.terms import Terms

@@ -26,11 +26,11 @@ from flatout.frameworks.lever import Lever
 from flatout.machine.read import read_machine
 from flatout.records import plan_file
 from flatout.records.plan import PLAN_FILE, allows, label
-from flatout.records.ranks import Terms as RankTerms
+from flatout.records.ranks import RankConfig as RankTerms
 from flatout.report.export import Exported, export
-from flatout.report.former import contrast, report
-from flatout.run import choice, folder, foreground, launched, on_ranks
-from flatout.run.choice import Engagement, Here, Wish
+from flatout.report.run_folders import contrast, report
+from flatout.run import choice, folder, foreground, launcher_command, on_ranks
+from flatout.run.choice import Engagement, Environment, RunOptions
 from flatout.run.outcome import Outcome
 from flatout.run.script import Script, check, check_command
 
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from flatout.records.ceilings import Ceilings
     from flatout.records.trace import Levers
     from flatout.report.levers import LeverRow
-    from flatout.run.watch import Learner
-    from flatout.trials.lever_rows import describe_levers
-    from flatout.trials.prover import ProveRequest
+    from flatout.run.controller import Learner
+    from flatout.trials.levers import describe_levers
+    from flatout.trials.prove import ProveRequest
     from flatout.trials.search.space import Choice
     from flatout.trials.terms import Goal, Show, Terms
 
@@ -52,11 +52,11 @@ _MEASURING = {
     "LeverRow": "flatout.report.levers",
     "Conduct": "flatout.trials.conduct",
     "Goal": "flatout.trials.terms",
-    "ProveRequest": "flatout.trials.prover",
+    "ProveRequest": "flatout.trials.prove",
     "Result": "flatout.judge.result",
     "Show": "flatout.trials.terms",
     "Terms": "flatout.trials.terms",
-    "describe_levers": "flatout.trials.lever_rows",
+    "describe_levers": "flatout.trials.levers",
 }
 
 
@@ -108,16 +108,16 @@ def prove(script: str | Script, arguments: Sequence[str] = (), *, request: Any =
     Args:
         script: Path of the script, or a `Script`.
         arguments: The script's own arguments.
-        request: A `flatout.trials.prover.ProveRequest`; its defaults without it.
+        request: A `flatout.trials.prove.ProveRequest`; its defaults without it.
         show: Who is told of progress.
 
     Raises:
         FlatoutError: See `flatout.errors`.
     """
-    from flatout.trials import prover
+    from flatout.trials import prove
     from flatout.trials.terms import Show
 
-    return prover.proved(_script(script, arguments), request or prover.ProveRequest(), show or Show())
+    return prove.proved(_script(script, arguments), request or prove.ProveRequest(), show or Show())
 
 
 def machine(*, refresh: bool = False) -> Ceilings:
@@ -259,7 +259,9 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     )  # fmt: skip
 
 
-def _foreground(request: RunRequest, chosen: Engagement, here: Here, run_folder: Path | None) -> foreground.Foreground:
+def _foreground(
+    request: RunRequest, chosen: Engagement, here: Environment, run_folder: Path | None
+) -> foreground.Foreground:
     script = request.script
     widest = request.accept if chosen.plan is None else chosen.plan.class_
     return foreground.Foreground(
@@ -282,14 +284,14 @@ def _foreground(request: RunRequest, chosen: Engagement, here: Here, run_folder:
     )
 
 
-def _chosen(request: RunRequest, here: Here, say: Callable[[str], None]) -> tuple[Engagement, Learner | None]:
+def _chosen(request: RunRequest, here: Environment, say: Callable[[str], None]) -> tuple[Engagement, Learner | None]:
     """Under what the run begins, and who tries levers on it where it is to find them itself."""
     if not request.learn:
         registry, words = here.registry, request.levers
         wanted = choice.parse_levers(words, registry, here.machine) if words is not None else None
         if left_out := choice.of_input(words or (), registry, here.machine)[1]:
             say(f"`input` without what the levers beside it rule out: {', '.join(left_out)}")
-        wish = Wish(plan=request.plan, levers=wanted, accept=request.accept, recheck=request.recheck)
+        wish = RunOptions(plan=request.plan, levers=wanted, accept=request.accept, recheck=request.recheck)
         return choice.engagement(wish, here), None
     learning = _learning()
     beside = {"--plan": request.plan is not None, "--levers": request.levers is not None}
@@ -314,19 +316,19 @@ def _compiled(chosen: Engagement, path: Path) -> str | None:
     return str(place.resolve()) if place.is_dir() else None
 
 
-def _here(request: RunRequest, registry: dict[str, Lever]) -> Here:
+def _here(request: RunRequest, registry: dict[str, Lever]) -> Environment:
     script = request.script
     path = request.plan or Path(PLAN_FILE)
     if script is not None:
         name, arguments = script.name, script.arguments
     else:
         # The plan of a launched script is found by the first word that names a script with a plan.
-        known = launched.scripts_of(path, named=request.plan is not None)
-        found = launched.planned(request.launcher, known, path)
-        name = found.name if found is not None else launched.called(request.launcher)
+        known = launcher_command.scripts_of(path, named=request.plan is not None)
+        found = launcher_command.planned(request.launcher, known, path)
+        name = found.name if found is not None else launcher_command.called(request.launcher)
         arguments = found.arguments if found is not None else ()
-    version = launched.framework_version(kind().package) if request.levers is None and path.exists() else ""
-    return Here(
+    version = launcher_command.framework_version(kind().package) if request.levers is None and path.exists() else ""
+    return Environment(
         script=name,
         arguments=arguments,
         machine=functools.cache(read_machine),

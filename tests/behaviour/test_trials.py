@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from flatout.run import isolation
-from flatout.run.launch import environment_for
+from flatout.run.child_process import environment_for
 from flatout.run.trackers import FORGOTTEN, QUIET_TRACKERS, SWITCHES
 
 pytest.importorskip("torch")

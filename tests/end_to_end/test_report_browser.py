@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 import report_examples as examples  # noqa: E402
 
 from flatout.judge.contrast import contrast  # noqa: E402
-from flatout.judge.samples import Samples  # noqa: E402
+from flatout.judge.trace_windows import Samples  # noqa: E402
 from flatout.report import view_of, write_page  # noqa: E402
 from proofs import PROOFS  # noqa: E402
 

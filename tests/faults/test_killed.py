@@ -15,7 +15,7 @@ from flatout.errors import ScriptError
 from flatout.machine.read import read_machine
 from flatout.records.plan import Candidate
 from flatout.run.script import Script
-from flatout.trials import ends
+from flatout.trials import child_failures
 from flatout.trials.conduct import Conduct
 from flatout.trials.search.space import Choice
 from flatout.trials.terms import Goal, Show, Terms
@@ -82,7 +82,7 @@ def test_a_candidate_that_is_killed_has_failed_and_the_next_one_is_measured_in_a
     fused = {"fused_optimizer": {}}
     assert conduct.bench.window({}, purpose="baseline").num_steps
     killer.stage("measuring", None)
-    with pytest.raises(ends.CandidateFailed, match="killed by SIGKILL"):
+    with pytest.raises(child_failures.CandidateFailed, match="killed by SIGKILL"):
         conduct.bench.window(fused, purpose="winner", num_steps=10_000)
     assert killer.killed == ["trying", "measuring"]
     assert conduct.bench.window(fused, purpose="trial").levers == fused

@@ -22,7 +22,7 @@ from handmade import MACHINE, plan
 pytest.importorskip("torch")
 
 PLAN = plan("train.py", levers={"bf16": {}, "threads": {"num": 2}})
-HERE = choice.Here(
+HERE = choice.Environment(
     script="train.py",
     arguments=(),
     machine=lambda: MACHINE,
@@ -57,10 +57,10 @@ def outcome_of(path):
     """What a run under this file would do; named and found."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path.parent)
-        found = choice.engagement(choice.Wish(), HERE)
+        found = choice.engagement(choice.RunOptions(), HERE)
         assert found.line and (found.levers or "plain" in found.line or "change nothing" in found.line)
         try:
-            named = choice.engagement(choice.Wish(plan=path), HERE)
+            named = choice.engagement(choice.RunOptions(plan=path), HERE)
         except FlatoutError as problem:
             assert problem.error and problem.cause and problem.hint
             assert not found.levers

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from flatout.frameworks.pytorch.parallel import ranks as ranks_module
 from flatout.frameworks.pytorch.parallel.ranks import Ranks
 from flatout.frameworks.pytorch.seams.calls import Calls
-from flatout.records.ranks import RankPlace, Terms
+from flatout.records.ranks import RankConfig, RankPlace
 
 from . import scenarios
 
@@ -90,7 +90,7 @@ def _rank(
     try:
         if port is not None:
             place = RankPlace(rank=rank, local=rank, world=world, local_world=world, host="localhost", port=port)
-            ranks = Ranks(place, Terms(num_ranks=world, folder=folder, mode=mode, hang_timeout_s=20.0), calls)
+            ranks = Ranks(place, RankConfig(num_ranks=world, folder=folder, mode=mode, hang_timeout_s=20.0), calls)
             vars(ranks.group.communication).update(sending)
             ranks.begin()
         found = scenario()

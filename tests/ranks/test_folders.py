@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from faulting import FLATOUT, REASON, environment
-from flatout.child import rank_edges
+from flatout.child import rank_io
 
 MAKES = """
 import os, pathlib, time, torch
@@ -60,7 +60,7 @@ def other(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "mkdir", os.mkdir)
     monkeypatch.setattr(os, "rmdir", os.rmdir)
     (tmp_path / "ranks.json").touch()
-    rank_edges.share_folders(str(tmp_path))
+    rank_io.share_folders(str(tmp_path))
     return os.mkdir, os.rmdir
 
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from flatout.cli import options
 from flatout.errors import UsageError
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share, candidates, gradient_of, put_together, shape_at
+from flatout.frameworks.pytorch.parallel.call_signature import forgotten, remembered
 from flatout.frameworks.pytorch.parallel.cuts import Cut, bounds, guesses, part
-from flatout.frameworks.pytorch.parallel.protocol import Held
-from flatout.frameworks.pytorch.parallel.remembered import forgotten, remembered
-from flatout.guest import rank_page
-from flatout.guest.rank_page import Page, page_file
+from flatout.frameworks.pytorch.parallel.protocol import ParameterHolder
+from flatout.guest import rank_status
+from flatout.guest.rank_status import StatusPage, page_file
 from flatout.records.ceilings import Accelerator, Machine
-from flatout.records.ranks import EXIT_LOST, Terms, ended_file, leaves_file, stacks_file
+from flatout.records.ranks import EXIT_LOST, RankConfig, ended_file, leaves_file, stacks_file
 from flatout.run.rank_start import crowding, devices_for
 from flatout.run.rank_watch import RankWatch
 
@@ -106,23 +106,23 @@ def test_what_a_module_keeps_of_a_call_is_compared_by_value(kept, other):
 
 
 def test_a_page_tells_where_a_rank_stands_also_when_it_is_gone(tmp_path):
-    page = Page(page_file(tmp_path, 0))
+    page = StatusPage(page_file(tmp_path, 0))
     page.begin("outputs of `Net`")
-    stand = rank_page.read(page_file(tmp_path, 0))
+    stand = rank_status.read(page_file(tmp_path, 0))
     assert stand.waits and (stand.num_begun, stand.num_ended, stand.name) == (1, 0, "outputs of `Net`")
     page.end(waiting=True)
     del page
-    stand = rank_page.read(page_file(tmp_path, 0))
+    stand = rank_status.read(page_file(tmp_path, 0))
     assert not stand.waits and stand.waited_s >= 0
-    assert rank_page.read(tmp_path / "none") is None
+    assert rank_status.read(tmp_path / "none") is None
 
 
 def watched(folder, hang_timeout_s=0.05):
-    return RankWatch(Terms(num_ranks=2, folder=str(folder), hang_timeout_s=hang_timeout_s))
+    return RankWatch(RankConfig(num_ranks=2, folder=str(folder), hang_timeout_s=hang_timeout_s))
 
 
 def stood(folder, rank, num_ended, waits_for=None, frames=()):
-    page = Page(page_file(folder, rank))
+    page = StatusPage(page_file(folder, rank))
     for _ in range(num_ended):
         page.begin("an exchange")
         page.end(waiting=True)
@@ -232,14 +232,14 @@ def test_ranks_share_a_cpu_with_a_word_and_a_gpu_never():
 
 
 def test_each_kind_of_exchange_is_told_by_its_time(tmp_path):
-    page = rank_page.Page(tmp_path / "page")
+    page = rank_status.StatusPage(tmp_path / "page")
     page.trains()
     for number in range(3):
         for name, waiting in ((f"activations, {number} of 3", True), ("sum 2", True), ("hidden", False)):
             page.begin(name)
             page.end(waiting=waiting)
     page.tell()
-    stand = rank_page.read(tmp_path / "page")
+    stand = rank_status.read(tmp_path / "page")
     assert set(stand.kinds) == {"activations", "sum"}
     assert sum(stand.kinds.values()) == pytest.approx(stand.waited_s, abs=1e-3)
 
@@ -247,7 +247,7 @@ def test_each_kind_of_exchange_is_told_by_its_time(tmp_path):
 def test_a_graph_that_waits_does_not_take_nudges_for_a_change():
     weight = torch.ones(3, requires_grad=True)
     out = (weight.square()).sum()
-    held = Held()
+    held = ParameterHolder()
     held.parameters = [weight]
     with torch.no_grad(), held.nudged(16):
         assert not torch.equal(weight, torch.ones(3))

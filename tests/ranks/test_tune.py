@@ -17,7 +17,7 @@ from flatout.records import plan_file
 from flatout.records.trace import Agreement
 from flatout.run import folder
 from flatout.run.script import Script
-from flatout.trials.samples_of_runs import Setting, Wanted, take
+from flatout.trials.short_runs import Setting, Wanted, take
 from flatout.trials.terms import Terms
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"ranks cannot be isolated here: {REASON}")

@@ -14,8 +14,8 @@ from flatout.judge.result import TimelineStep, summary_of
 from flatout.judge.stats import Comparison
 from flatout.report import thinned, tried
 from flatout.report import verdict as said_of
+from flatout.trials.baseline import Baseline
 from flatout.trials.budget import Size
-from flatout.trials.plain import Plain
 from flatout.trials.search.space import bound_of
 from handmade import FACTS, anatomy, lever, result, trial, window
 from shown import on_page, on_screen
@@ -225,7 +225,7 @@ class Bench:
 
 def looked_at(bench, tmp_path, num_plain=8, later_s=1e9):
     budget = SimpleNamespace(deadline_s=lambda share=0.0: later_s)
-    plain = Plain(bench, budget, None, tmp_path, print)
+    plain = Baseline(bench, budget, None, tmp_path, print)
     for _ in range(num_plain):
         bench.window({}, purpose="baseline", observe="ends", skip=0)
     plain.baseline = plain._seen("baseline", "ends")

@@ -10,7 +10,7 @@ import pytest
 
 from flatout.child.orders import SessionSpec
 from flatout.records.as_json import to_json
-from flatout.run.launch import BOOTSTRAP, session_files
+from flatout.run.child_process import BOOTSTRAP, session_files
 
 VERSIONS = ("2.7", "3.6", "3.8", "3.10", "3.12", "3.13", "3.14")
 FOUND = [path for version in VERSIONS if (path := shutil.which(f"python{version}")) and "shims" not in path]

@@ -15,15 +15,15 @@ import pytest
 from conducting import Ended, FakePipe, in_this_process, records
 from flatout.child import conductor, problems
 from flatout.child import run as run_of_child
-from flatout.child.claim import claim
 from flatout.child.enter import conductor_of
+from flatout.child.first_trainer import claim
 from flatout.child.orders import Order, SessionSpec
 from flatout.frameworks.contract import Step
 from flatout.guest import tracebacks
 from flatout.records import trace_file
 from flatout.records.facts import Facts
 from flatout.records.trace import Agreement, Census, End, Failure, Header, Ready, Remark, Scaling, Toggle, Window
-from flatout.run.launch import session_files
+from flatout.run.child_process import session_files
 
 BF16 = {"bf16": {}}
 THREADS = {"threads": {"num": 1}}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flatout import report
-from flatout.judge import contrast, samples
+from flatout.judge import contrast, trace_windows
 from flatout.records.plan import Trial
 from flatout.records.trace_file import encode
 from flatout.report import figures, svg
@@ -47,7 +47,7 @@ def run(name, *, faster=(), by=2.0, phases=PHASES, seed=1, num_windows=4, **chan
         run=name, baseline_window_step_s=tuple(noisy(step_s, 12)), tuned_anatomy=None,
         anatomy=anatomy({**mean_s, "unattributed": 0.001}, num_windows=num_windows), **changes,
     )  # fmt: skip
-    gathered = samples.Samples(windows=tuple(samples._sample(one) for one in windows))
+    gathered = trace_windows.Samples(windows=tuple(trace_windows._sample(one) for one in windows))
     return found, gathered
 
 
@@ -119,7 +119,7 @@ def test_one_window_says_nothing_of_how_windows_differ():
 
 def test_without_traces_the_phases_are_shown_and_not_judged():
     one, other = run("a"), run("b", faster=("data",))
-    gone = samples.gather(Path("nowhere"))
+    gone = trace_windows.gather(Path("nowhere"))
     found = contrast.contrast(one[0], other[0], gone, gone)
     assert changes_of(found)["data"].first_s == 0.005 and changes_of(found)["data"].verdict == "inconclusive"
     assert found.step.verdict == "faster"
@@ -181,7 +181,7 @@ def test_both_plans_are_compared_where_both_have_one():
 def test_the_summary_is_json_and_has_no_number_that_is_not_known(sooner):
     text = json.dumps(report.summary_of(sooner), allow_nan=False)
     assert set(json.loads(text)["phases"]) == {*PHASES, "unattributed"}
-    hollow = contrast.contrast(examples.hollow(), examples.lenet(), samples.Samples(), samples.Samples())
+    hollow = contrast.contrast(examples.hollow(), examples.lenet(), trace_windows.Samples(), trace_windows.Samples())
     json.dumps(report.summary_of(hollow), allow_nan=False)
 
 
@@ -189,7 +189,7 @@ def test_the_summary_is_json_and_has_no_number_that_is_not_known(sooner):
 @pytest.mark.parametrize("second", ["lenet", "huge", "hollow"])
 def test_any_two_runs_have_a_screen_and_a_page(first, second):
     found = contrast.contrast(
-        examples.EXAMPLES[first](), examples.EXAMPLES[second](), samples.Samples(), samples.Samples()
+        examples.EXAMPLES[first](), examples.EXAMPLES[second](), trace_windows.Samples(), trace_windows.Samples()
     )
     assert "nan" not in on_screen(found).lower().split()
     page = Page(on_page(found))
@@ -212,7 +212,7 @@ def folder_of(tmp_path, *windows, name="trace-1.jsonl"):
 def test_a_window_is_kept_as_its_mean_step_and_that_of_its_quarters(tmp_path):
     steps = [0.01, 0.01, 0.02, 0.02, 0.03, 0.03, 0.04, 0.04]
     place = folder_of(tmp_path, window(steps, {"data": [s / 2 for s in steps]}))
-    (found,) = samples.gather(place).windows
+    (found,) = trace_windows.gather(place).windows
     assert found.whole.step_s == pytest.approx(0.025)
     assert [part.step_s for part in found.quarters] == pytest.approx([0.01, 0.02, 0.03, 0.04])
     assert found.whole.phases_s == pytest.approx({"data": 0.0125, "unattributed": 0.0125})
@@ -220,14 +220,14 @@ def test_a_window_is_kept_as_its_mean_step_and_that_of_its_quarters(tmp_path):
 
 @pytest.mark.parametrize("num", [1, 2, 3, 5])
 def test_short_windows_have_as_many_parts_as_steps_at_most(tmp_path, num):
-    (found,) = samples.gather(folder_of(tmp_path, window([0.01] * num))).windows
+    (found,) = trace_windows.gather(folder_of(tmp_path, window([0.01] * num))).windows
     assert len(found.quarters) == min(num, 4)
 
 
 def test_a_trace_that_cannot_be_read_is_a_remark_and_the_others_count(tmp_path):
     folder_of(tmp_path, window([0.01] * 4))
     (tmp_path / "trace-2.jsonl").write_text("nonsense\n")
-    found = samples.gather(tmp_path)
+    found = trace_windows.gather(tmp_path)
     assert len(found.windows) == 1 and "is not a record" in found.remarks[0]
 
 

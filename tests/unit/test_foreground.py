@@ -19,11 +19,11 @@ from flatout.records.facts import Facts
 from flatout.records.plan import Trial
 from flatout.records.trace import End, Failure, Header, Ready, Window
 from flatout.run import foreground
+from flatout.run.child_process import session_files
 from flatout.run.choice import Engagement
+from flatout.run.controller import CHECK_PAIRS, MOST_SLOW, untoggled
 from flatout.run.foreground import Foreground
-from flatout.run.launch import session_files
 from flatout.run.outcome import Outcome
-from flatout.run.watch import CHECK_PAIRS, MOST_SLOW, untoggled
 from flatout.trials.learn import Learned
 from handmade import lever, registry
 

@@ -6,8 +6,8 @@ import pytest
 
 from flatout.judge.sequential import Bets, needed
 from flatout.records.trace import Window
-from flatout.run.guard import ERROR, MOST_COST, Guard
-from flatout.run.windows_of_run import WINDOW_S, Sides
+from flatout.run.monitor import ERROR, MOST_COST, Monitor
+from flatout.run.run_windows import WINDOW_S, Sides
 from tiers import some
 
 PLAN, WITHOUT = {"bf16": {}}, {}
@@ -25,7 +25,7 @@ class Played:
         self.now_s, self.num_steps = 0.0, 0
         self.seconds = {True: 0.0, False: 0.0}
         self.under = engaged
-        self.guard = Guard(
+        self.guard = Monitor(
             Sides(plan=PLAN, without=WITHOUT), engaged=engaged, num_steps=lambda: self.num_steps, gap_s=None
         )
 
@@ -128,7 +128,7 @@ def test_on_a_noisy_machine_what_leans_is_pursued():
 
 
 def test_steps_of_some_microseconds_are_followed_too():
-    guard = Guard(Sides(plan=PLAN, without=WITHOUT), engaged=True, num_steps=lambda: 0, gap_s=0.0)
+    guard = Monitor(Sides(plan=PLAN, without=WITHOUT), engaged=True, num_steps=lambda: 0, gap_s=0.0)
 
     def window(step_s, number):
         return Window(
@@ -216,7 +216,7 @@ def test_what_was_seen_beside_a_change_is_said():
 
 
 def test_windows_that_never_come_end_a_look_without_a_change():
-    guard = Guard(Sides(plan=PLAN, without=WITHOUT), engaged=True, num_steps=lambda: 0, gap_s=0.0)
+    guard = Monitor(Sides(plan=PLAN, without=WITHOUT), engaged=True, num_steps=lambda: 0, gap_s=0.0)
     run = Played(always(0.01), always(0.02))
     run.guard = guard
     ask = None

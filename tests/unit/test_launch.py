@@ -12,8 +12,8 @@ from flatout.child.orders import SessionSpec
 from flatout.errors import MachineError
 from flatout.records.as_json import from_json
 from flatout.records.trace import Failure, Ready
-from flatout.run import kin, launch
-from flatout.run.launch import BOOTSTRAP, Child, Ended, Launch, environment_for, session_files, write_session
+from flatout.run import child_process, process_tree
+from flatout.run.child_process import BOOTSTRAP, Child, Ended, Launch, environment_for, session_files, write_session
 
 CHILD = """
 import json, os, signal, subprocess, sys, time
@@ -198,20 +198,20 @@ def test_many_children_leave_no_descriptor_and_no_process(launched, tmp_path):
         assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["output-1.log", "trace-1.jsonl"]
         (tmp_path / "trace-1.jsonl").unlink()
     assert sorted(os.listdir("/proc/self/fd")) == before
-    assert os.getpid() in {one.pid for one in kin.living()}, "the walk through /proc finds nobody"
+    assert os.getpid() in {one.pid for one in process_tree.living()}, "the walk through /proc finds nobody"
 
 
 def test_the_end_of_a_long_output_is_kept(tmp_path):
     path = tmp_path / "output"
     path.write_bytes(b"x" * 10_000 + "größer\n".encode())
-    assert launch.tail(path, 5) == "ßer\n"
-    assert launch.tail(path, 4) == "\ufffder\n"  # cut in the middle of a character
-    assert launch.tail(tmp_path / "none") == ""
+    assert child_process.tail(path, 5) == "ßer\n"
+    assert child_process.tail(path, 4) == "\ufffder\n"  # cut in the middle of a character
+    assert child_process.tail(tmp_path / "none") == ""
 
 
 def test_signals_without_a_name_are_numbered():
-    assert launch.signal_name(signal.SIGTERM) == "SIGTERM"
-    assert launch.signal_name(40) == "signal 40"
+    assert child_process.signal_name(signal.SIGTERM) == "SIGTERM"
+    assert child_process.signal_name(40) == "signal 40"
 
 
 def test_records_of_another_order_are_no_answer(launched):

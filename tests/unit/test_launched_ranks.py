@@ -13,12 +13,12 @@ from flatout.judge.agreement import Judgement
 from flatout.records.plan import Trial
 from flatout.records.trace import Failure
 from flatout.report import verdict
-from flatout.run import launched
+from flatout.run import launcher_command
 from flatout.trials import conclude, starts
-from flatout.trials.ends import why_ended
-from flatout.trials.launched_ranks import LaunchedRanks, alone
-from flatout.trials.samples_of_runs import Sample, Setting
+from flatout.trials.child_failures import why_ended
+from flatout.trials.short_runs import Setting, ShortRun
 from flatout.trials.terms import Goal, Show, Terms
+from flatout.trials.tune_launcher import LaunchedRanks, alone
 from handmade import HEADER, MACHINE, plan, result
 
 WORDS = ("torchrun", "--nproc-per-node", "2", "train.py", "--epochs", "3")
@@ -27,22 +27,25 @@ WORDS = ("torchrun", "--nproc-per-node", "2", "train.py", "--epochs", "3")
 def test_the_script_is_the_first_python_file_or_the_last_module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
-    found = launched.script_of(WORDS)
+    found = launcher_command.script_of(WORDS)
     assert found.path == "train.py" and found.arguments == ("--epochs", "3")
-    found = launched.script_of(("python", "-m", "torch.distributed.run", "-m", "package.train", "--lr", "1"))
+    found = launcher_command.script_of(("python", "-m", "torch.distributed.run", "-m", "package.train", "--lr", "1"))
     assert found.module == "package.train" and found.arguments == ("--lr", "1")
     with pytest.raises(UsageError, match="no script in `torchrun"):
-        launched.script_of(("torchrun", "--nproc-per-node", "2", "other.py"))
+        launcher_command.script_of(("torchrun", "--nproc-per-node", "2", "other.py"))
 
 
 def test_a_launcher_is_a_program_that_is_no_script_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ("python", "train.py")
-    assert launched.launched_by(words) == words
-    assert launched.launched_by(("train.py",)) == () and launched.launched_by(("no-such-program", "x")) == ()
-    assert launched.launched_by(words, module="package") == ()
+    assert launcher_command.launched_by(words) == words
+    assert (
+        launcher_command.launched_by(("train.py",)) == ()
+        and launcher_command.launched_by(("no-such-program", "x")) == ()
+    )
+    assert launcher_command.launched_by(words, module="package") == ()
     with pytest.raises(UsageError, match="cannot be combined"):
-        launched.launched_by(words, num_ranks=2)
+        launcher_command.launched_by(words, num_ranks=2)
 
 
 def test_a_rank_alone_believes_in_a_world_of_one(monkeypatch):
@@ -76,7 +79,8 @@ def ranks(tmp_path, monkeypatch):
 
         def __init__(self) -> None:
             setting = Setting(
-                script=launched.script_of(("python", "-m", "train")), registry=kind().levers(), run_folder=tmp_path,
+                script=launcher_command.script_of(("python", "-m", "train")), registry=kind().levers(),
+                run_folder=tmp_path,
                 terms=Terms(), machine=MACHINE,
             )  # fmt: skip
             super().__init__(WORDS, setting, Show())
@@ -85,14 +89,14 @@ def ranks(tmp_path, monkeypatch):
         def take(self, setting, wanted, number, wait):
             self.taken.append(dict(wanted.levers))
             step_s = self.steps_s[bool(wanted.levers)] * (1 + 0.001 * (number % 3))
-            return Sample(
+            return ShortRun(
                 folder=tmp_path / f"sample-{number}", num_steps=20, step_s=(step_s,) * 10,
                 header=replace(HEADER, world_size=2), problem=self.problem if wanted.levers else None,
             )  # fmt: skip
 
     found = Ranks()
     monkeypatch.setattr(starts, "take", found.take)
-    monkeypatch.setattr(Sample, "environment", lambda sample: {"LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"})
+    monkeypatch.setattr(ShortRun, "environment", lambda sample: {"LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"})
     monkeypatch.setattr(starts, "_told", lambda samples, class_, accept: (found.judged, class_))
     monkeypatch.setattr(conclude, "plan_of", lambda won, *_, **__: plan(levers=won.levers, ratio=won.ratio))
     goal = found.begin(Goal())

@@ -6,7 +6,7 @@ import pytest
 
 from flatout.records.plan import Trial
 from flatout.records.trace import Agreement, Failure, Window
-from flatout.run.windows_of_run import Answer
+from flatout.run.run_windows import WindowResult
 from flatout.trials.learn import MOST_LOST_S, MOST_TOOK_S, MOST_WAITS, Learning
 from flatout.trials.search.space import Choice
 from handmade import FACTS, MACHINE, lever, registry
@@ -44,7 +44,7 @@ class Played:
             self.now_s += 2 * self.plain_s
             self.num_steps += 2
             given = self.odd.get("agreement", lambda levers: Agreement(levers=levers, differences=(), missing="no"))
-            return Answer(window=None, num_steps=self.num_steps, agreement=given(ask.levers))
+            return WindowResult(window=None, num_steps=self.num_steps, agreement=given(ask.levers))
         step_s = self.step_s(ask.levers)
         self.now_s += ask.skip_steps * step_s
         num = max(min(ask.num_steps, int(ask.limit_s / step_s)), 1)
@@ -57,7 +57,7 @@ class Played:
         self.num_steps += num + ask.skip_steps
         failures = tuple(self.odd["failure"](name) for name in ask.levers if "failure" in self.odd)
         failures = tuple(f for f in failures if f is not None)
-        return Answer(
+        return WindowResult(
             window=window, num_steps=self.num_steps, evidence=dict.fromkeys(ask.levers, "x"), failures=failures
         )
 
@@ -159,7 +159,7 @@ def test_others_that_come_and_go_do_not_hide_the_best_set():
 
 def test_a_run_that_cannot_be_taken_apart_learns_nothing():
     run = Played()
-    run.goes_on = lambda ask: Answer(window=None, num_steps=7)
+    run.goes_on = lambda ask: WindowResult(window=None, num_steps=7)
     learned = run.to_the_end()
     assert learned.levers == {} and learned.stopped == "no step could be taken apart"
 

@@ -12,8 +12,8 @@ from flatout.judge.proof import Aim
 from flatout.records.as_json import to_json
 from flatout.report.proof_words import number
 from flatout.run.script import Script
-from flatout.trials.proving import conduct, inputs
-from flatout.trials.proving.conduct import Proving, former
+from flatout.trials.proving import inputs, loop
+from flatout.trials.proving.loop import Proving, former
 from flatout.trials.proving.whole_run import Setting
 from flatout.trials.terms import Show
 from handmade import MACHINE
@@ -180,7 +180,7 @@ def proving(tmp_path, monkeypatch, make, **aim):
         done.append((seed, side))
         return make(seed, side)
 
-    monkeypatch.setattr(conduct, "run_whole", run_whole)
+    monkeypatch.setattr(loop, "run_whole", run_whole)
     setting = Setting(script=Script(path="train.py"), asked=ASKED, registry={}, run_folder=tmp_path, machine=MACHINE)
     return Proving(setting, Aim(**aim), ("", ""), Show()), done
 
@@ -262,7 +262,7 @@ def test_a_metric_that_is_not_there_costs_one_run(tmp_path, monkeypatch):
 def test_runs_of_another_question_are_left_alone(tmp_path):
     for name, asked in (("one", ASKED), ("two", replace(ASKED, source_hash="other"))):
         (tmp_path / name).mkdir()
-        (tmp_path / name / conduct.ASKED).write_text(json.dumps(to_json(asked)))
+        (tmp_path / name / loop.ASKED).write_text(json.dumps(to_json(asked)))
     (tmp_path / "three").mkdir()
     folders = list(tmp_path.iterdir())
     assert former(folders, ASKED) == (tmp_path / "one", [])

@@ -11,8 +11,8 @@ from flatout.frameworks.lever import input_levers
 from flatout.frameworks.pytorch import levers as pytorch_levers
 from flatout.records import plan_file
 from flatout.records.ceilings import Accelerator
-from flatout.run import choice, launched
-from flatout.run.choice import Engagement, Here, Wish, check_settings, engagement, of_input, parse_levers
+from flatout.run import choice, launcher_command
+from flatout.run.choice import Engagement, Environment, RunOptions, check_settings, engagement, of_input, parse_levers
 from flatout.run.script import Script
 from flatout.trials import tune
 from handmade import MACHINE, lever, plan, registry
@@ -52,7 +52,7 @@ def here(**changes):
         registry=LEVERS,
         python="3.11.9",
     )
-    return Here(**{**fields, **changes})
+    return Environment(**{**fields, **changes})
 
 
 def found(name="flatout.toml", **changes):
@@ -63,7 +63,7 @@ def found(name="flatout.toml", **changes):
 
 
 def set_aside(wish=None, **changes):
-    chosen = engagement(wish or Wish(), here(**changes))
+    chosen = engagement(wish or RunOptions(), here(**changes))
     assert chosen.levers == {} and chosen.plan is None
     assert "\n" not in chosen.line and "running plainly" in chosen.line
     return chosen
@@ -93,7 +93,7 @@ def test_a_plan_for_another_script_alone_is_no_plan():
 
 def test_a_plan_that_fits_is_engaged_with_one_line():
     found()
-    chosen = engagement(Wish(), here())
+    chosen = engagement(RunOptions(), here())
     assert chosen == Engagement(
         levers=plan().levers, line="2 levers from flatout.toml, 1.5x expected", plan=plan(), misfits=()
     )
@@ -102,7 +102,7 @@ def test_a_plan_that_fits_is_engaged_with_one_line():
 def test_a_plan_that_was_named_is_engaged_from_where_it_lies(folder):
     (folder / "plans").mkdir()
     path = found("plans/mine.toml", script="../train.py")
-    chosen = engagement(Wish(plan=path), here())
+    chosen = engagement(RunOptions(plan=path), here())
     assert chosen.levers == plan().levers and "from plans/mine.toml" in chosen.line
 
 
@@ -110,23 +110,23 @@ def test_a_plan_of_another_folders_script_of_the_same_name_is_not_taken(folder, 
     found()
     (folder / "other").mkdir()
     monkeypatch.chdir("other")
-    assert "has no plan for `other/train.py`" in refusal(Wish(plan=Path("../flatout.toml"))).error
-    assert engagement(Wish(plan=Path("../flatout.toml")), here(script="../train.py")).levers == plan().levers
+    assert "has no plan for `other/train.py`" in refusal(RunOptions(plan=Path("../flatout.toml"))).error
+    assert engagement(RunOptions(plan=Path("../flatout.toml")), here(script="../train.py")).levers == plan().levers
 
 
 def test_other_arguments_are_said_and_stop_nothing():
     found()
-    assert engagement(Wish(), here(arguments=("--epochs", "90"))).line.endswith(", made with other arguments")
+    assert engagement(RunOptions(), here(arguments=("--epochs", "90"))).line.endswith(", made with other arguments")
 
 
 def test_one_lever_is_one_lever_and_a_large_ratio_is_a_plain_number():
     found(levers={"bf16": {}}, ratio=123.4)
-    assert engagement(Wish(), here()).line == "1 lever from flatout.toml, 123x expected"
+    assert engagement(RunOptions(), here()).line == "1 lever from flatout.toml, 123x expected"
 
 
 def test_a_plan_to_change_nothing_is_a_plan():
     found(levers={}, class_="exact")
-    chosen = engagement(Wish(accept="exact"), here())
+    chosen = engagement(RunOptions(accept="exact"), here())
     assert chosen.levers == {} and chosen.plan is not None
     assert chosen.line == "the plan in flatout.toml is to change nothing"
 
@@ -146,20 +146,20 @@ def test_a_plan_made_elsewhere_is_set_aside_with_one_line_and_refused_where_it_w
     path = found(**changes)
     chosen = set_aside()
     assert word in chosen.line and "`--recheck` tests it" in chosen.line and len(chosen.misfits) == 1
-    problem = refusal(Wish(plan=path))
+    problem = refusal(RunOptions(plan=path))
     assert problem.error.startswith("`flatout.toml` was made elsewhere: ") and word in problem.error
     assert "--recheck" in problem.hint
 
 
 def test_everything_that_differs_is_said_where_the_plan_was_named():
     path = found(machine=ELSEWHERE, framework_version="2.11.0")
-    assert "also: pytorch 2.11.0 then" in refusal(Wish(plan=path)).cause
+    assert "also: pytorch 2.11.0 then" in refusal(RunOptions(plan=path)).cause
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_to_recheck_a_misfit_it_is_handed_on_with_what_differs(named):
     path = found(machine=ELSEWHERE)
-    chosen = engagement(Wish(plan=path if named else None, recheck=True), here())
+    chosen = engagement(RunOptions(plan=path if named else None, recheck=True), here())
     assert chosen.levers == plan().levers and chosen.misfits
 
 
@@ -182,7 +182,7 @@ def broken_plans():
                          ids=[name for name, _, _ in broken_plans()])  # fmt: skip
 def test_a_named_plan_that_cannot_be_engaged_is_an_error_that_names_the_file(make, words):
     path = make()
-    problem = refusal(Wish(plan=path))
+    problem = refusal(RunOptions(plan=path))
     assert words in problem.error and str(path) in problem.error
 
 
@@ -197,10 +197,10 @@ def test_a_plan_with_a_lever_that_this_machine_cannot_have_is_not_engaged():
     """Somebody has edited it: one that was made on another machine is a misfit."""
     levers = pytorch_levers.registry()
     found("flatout.toml", levers={"tf32": {}})
-    chosen = engagement(Wish(), here(registry=levers))
+    chosen = engagement(RunOptions(), here(registry=levers))
     assert not chosen.levers and "`tf32`, which cannot be engaged on this machine: needs a CUDA device" in chosen.line
     with pytest.raises(FlatoutError) as caught:
-        engagement(Wish(plan=Path("flatout.toml")), here(registry=levers))
+        engagement(RunOptions(plan=Path("flatout.toml")), here(registry=levers))
     assert "`flatout.toml` names the lever `tf32`" in caught.value.error and "CUDA" in caught.value.cause
 
 
@@ -208,7 +208,7 @@ def test_a_plan_with_a_lever_that_this_machine_cannot_have_is_not_engaged():
 def test_a_torn_or_newer_default_plan_never_stops_a_run(content):
     Path("flatout.toml").write_bytes(content)
     set_aside()
-    refusal(Wish(plan=Path("flatout.toml")))
+    refusal(RunOptions(plan=Path("flatout.toml")))
 
 
 def test_a_default_plan_that_is_a_folder_never_stops_a_run():
@@ -221,16 +221,16 @@ def test_a_default_plan_that_is_a_folder_never_stops_a_run():
 def test_a_plan_is_engaged_where_its_class_is_accepted(accept, fits):
     path = found()
     if fits:
-        assert engagement(Wish(plan=path, accept=accept), here()).levers
+        assert engagement(RunOptions(plan=path, accept=accept), here()).levers
         return
-    problem = refusal(Wish(plan=path, accept=accept))
+    problem = refusal(RunOptions(plan=path, accept=accept))
     assert "class precision" in problem.error and "`--accept precision`" in problem.hint
-    assert "class precision" in set_aside(Wish(accept=accept)).line
+    assert "class precision" in set_aside(RunOptions(accept=accept)).line
 
 
 def test_a_plan_that_names_what_to_import_engages_nothing():
     path = found(levers={"os.system": {}, "__import__": {}})
-    refusal(Wish(plan=path))
+    refusal(RunOptions(plan=path))
 
 
 # -- levers as typed ------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_a_plan_that_names_what_to_import_engages_nothing():
 def test_levers_that_were_named_are_engaged_without_a_plan():
     found()
     levers = parse_levers(("bf16", "threads=1"), LEVERS, lambda: MACHINE)
-    chosen = engagement(Wish(levers=levers), here())
+    chosen = engagement(RunOptions(levers=levers), here())
     line = "levers bf16 threads=1, as you said; numbers were not compared"
     assert chosen == Engagement(levers={"bf16": {}, "threads": {"num": 1}}, line=line)
 
@@ -248,9 +248,9 @@ def test_a_run_whose_training_is_another_one_says_at_once_that_only_a_proof_judg
     there = replace(here(), registry=pytorch_levers.registry())
     levers = parse_levers(("batch_size=2048",), there.registry, lambda: MACHINE)
     with pytest.raises(UsageError) as caught:
-        engagement(Wish(levers=levers), there)
+        engagement(RunOptions(levers=levers), there)
     assert caught.value.hint == "`--accept semantics`"
-    chosen = engagement(Wish(levers=levers, accept="semantics"), there)
+    chosen = engagement(RunOptions(levers=levers, accept="semantics"), there)
     assert chosen.line == (
         "levers batch_size=2048, as you said; batch_size changes what is trained: only `flatout prove` judges that"
     )
@@ -259,36 +259,36 @@ def test_a_run_whose_training_is_another_one_says_at_once_that_only_a_proof_judg
 def test_no_levers_is_a_wish_too():
     found()
     assert (
-        set_aside(Wish(levers=parse_levers((), LEVERS, lambda: MACHINE))).line
+        set_aside(RunOptions(levers=parse_levers((), LEVERS, lambda: MACHINE))).line
         == "no levers, as you said: running plainly"
     )
 
 
 def test_a_lever_whose_batches_nobody_compared_is_not_taken_for_exact():
     wanted = {"workers": {"num": 1}}
-    problem = refusal(Wish(levers=wanted, accept="exact"), UsageError)
+    problem = refusal(RunOptions(levers=wanted, accept="exact"), UsageError)
     assert problem.hint == "`flatout tune --accept exact --levers workers train.py`, then run under its plan"
-    chosen = engagement(Wish(levers=wanted), here())
+    chosen = engagement(RunOptions(levers=wanted), here())
     assert chosen.levers == wanted
     assert chosen.line == "levers workers=1, as you said; numbers were not compared"
 
 
 def test_a_lever_that_compares_its_batches_itself_is_exact_as_it_is(monkeypatch):
     monkeypatch.setattr(type(LEVERS["workers"]), "checks_itself", True)
-    chosen = engagement(Wish(levers={"workers": {"num": 1}}, accept="exact"), here())
+    chosen = engagement(RunOptions(levers={"workers": {"num": 1}}, accept="exact"), here())
     assert chosen.line == "levers workers=1, as you said"
 
 
 def test_a_plan_with_such_a_lever_was_checked_when_it_was_made():
     found(levers={"workers": {"num": 1}}, class_="exact")
-    assert engagement(Wish(accept="exact"), here()).levers == {"workers": {"num": 1}}
+    assert engagement(RunOptions(accept="exact"), here()).levers == {"workers": {"num": 1}}
 
 
 def test_a_lever_that_was_named_must_be_of_an_accepted_class():
-    problem = refusal(Wish(levers={"bf16": {}}, accept="exact"), UsageError)
+    problem = refusal(RunOptions(levers={"bf16": {}}, accept="exact"), UsageError)
     assert "`bf16` is of class precision" in problem.error and problem.hint == "`--accept precision`"
-    refusal(Wish(levers={"seeds": {}}), UsageError)
-    assert engagement(Wish(levers={"seeds": {}}, accept="statistical"), here()).levers == {"seeds": {}}
+    refusal(RunOptions(levers={"seeds": {}}), UsageError)
+    assert engagement(RunOptions(levers={"seeds": {}}, accept="statistical"), here()).levers == {"seeds": {}}
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_a_setting_is_a_whole_number_of_a_sane_size(value):
 def test_every_refusal_is_an_error_of_ours():
     for _, make, _ in broken_plans():
         with pytest.raises(FlatoutError):
-            engagement(Wish(plan=make()), here())
+            engagement(RunOptions(plan=make()), here())
 
 
 @pytest.mark.parametrize(
@@ -371,9 +371,9 @@ def test_every_refusal_is_an_error_of_ours():
 )
 def test_the_first_word_of_a_launcher_that_has_a_plan_is_found(words, name, arguments):
     known = ("train.py", "-m pkg.train")
-    script = launched.planned(tuple(words.split()), known, Path("flatout.toml"))
+    script = launcher_command.planned(tuple(words.split()), known, Path("flatout.toml"))
     assert (script.name, script.arguments) == (name, arguments)
-    assert launched.planned(("python", "other.py", "-m"), known, Path("flatout.toml")) is None
+    assert launcher_command.planned(("python", "other.py", "-m"), known, Path("flatout.toml")) is None
 
 
 def test_a_recheck_measures_the_plans_own_levers_as_far_as_the_user_accepts(monkeypatch):
@@ -415,7 +415,7 @@ def test_input_stands_for_what_this_machine_can_have_and_the_machine_is_asked_fo
     named = parse_levers(("pinned_memory",), levers, lambda: pytest.fail("nobody has to ask what machine this is"))
     assert named == {"pinned_memory": {}}
     with pytest.raises(FlatoutError) as caught:
-        engagement(Wish(levers=named), here(registry=levers))
+        engagement(RunOptions(levers=named), here(registry=levers))
     assert "cannot be engaged on this machine" in caught.value.error and "CUDA" in caught.value.cause
 
 

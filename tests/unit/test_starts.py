@@ -16,7 +16,7 @@ from flatout.judge.diagnosis import Diagnosis
 from flatout.judge.paired import SCREENING, Extent
 from flatout.records.difference import Difference
 from flatout.records.plan import Candidate, label
-from flatout.records.ranks import Terms as RankTerms
+from flatout.records.ranks import RankConfig as RankTerms
 from flatout.records.ranks import division, divisions
 from flatout.records.trace import Agreement
 from flatout.run import choice, on_ranks
@@ -24,11 +24,11 @@ from flatout.run.choice import Engagement
 from flatout.run.rank_watch import Exchanges
 from flatout.run.script import Script
 from flatout.trials import starts, tune
+from flatout.trials.child_failures import CandidateFailed
 from flatout.trials.conduct import Conduct
-from flatout.trials.ends import CandidateFailed
-from flatout.trials.samples_of_runs import Sample, Setting
 from flatout.trials.search import strategy
 from flatout.trials.search.space import Choice, space_of
+from flatout.trials.short_runs import Setting, ShortRun
 from flatout.trials.starts import Starts
 from flatout.trials.terms import Goal, Show, Terms
 from handmade import FACTS, HEADER, MACHINE, MODEL, anatomy, plan, trial
@@ -51,7 +51,7 @@ class Runs:
 
     def __call__(self, setting, wanted, number, wait):
         self.wanted.append(wanted)
-        found = Sample(
+        found = ShortRun(
             folder=setting.run_folder / f"sample-{number}", num_steps=wanted.num_steps, header=HEADER, losses=(1.0,),
             peak_memory_bytes=10**6 * wanted.num_ranks, step_memory_bytes=10**6 // wanted.num_ranks, took_s=1.0,
         )  # fmt: skip
@@ -122,10 +122,10 @@ def test_a_script_with_fewer_steps_than_a_timed_start_is_timed_by_all_it_has(sta
 def test_a_script_that_fails_as_one_process_is_an_error_and_one_that_is_too_short_inconclusive(started):
     problem = ScriptError("did not", cause="ValueError: planted", hint="")
     with pytest.raises(ScriptError, match="failed as one process") as caught:
-        started(lambda setting, *rest: Sample(folder=setting.run_folder, problem=problem)).plain()
+        started(lambda setting, *rest: ShortRun(folder=setting.run_folder, problem=problem)).plain()
     assert caught.value.cause == "ValueError: planted"
     with pytest.raises(Inconclusive, match="too few training steps"):
-        started(lambda setting, *rest: Sample(folder=setting.run_folder, problem=problem, ended=True)).plain()
+        started(lambda setting, *rest: ShortRun(folder=setting.run_folder, problem=problem, ended=True)).plain()
 
 
 # -- is the same trained? --------------------------------------------------------------------------------------------

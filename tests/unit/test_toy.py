@@ -12,7 +12,7 @@ from flatout.frameworks.contract import Framework
 from flatout.judge.anatomy import dissect
 from flatout.records.facts import Facts
 from flatout.records.trace import Agreement, Census, Header, Ready, Scaling, Toggle, Window
-from flatout.run.launch import session_files
+from flatout.run.child_process import session_files
 
 _this_process = in_this_process
 

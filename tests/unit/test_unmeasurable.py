@@ -9,10 +9,10 @@ import pytest
 from flatout.errors import Inconclusive, MachineError, ScriptError, cannot_write
 from flatout.judge import result
 from flatout.records.trace import Failure, Ready, Window
-from flatout.run.launch import Ended
+from flatout.run.child_process import Ended
 from flatout.run.script import Script
 from flatout.trials import bench, tune
-from flatout.trials.ends import CandidateFailed, cannot_measure
+from flatout.trials.child_failures import CandidateFailed, cannot_measure
 from flatout.trials.terms import Terms
 from handmade import HEADER
 

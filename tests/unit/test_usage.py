@@ -13,16 +13,16 @@ import pytest
 from flatout import api
 from flatout.cli import flatout
 from flatout.cli.foreground import misplaced
+from flatout.cli.output import show
 from flatout.cli.progress import trial_line
 from flatout.cli.run_command import command as run_command
-from flatout.cli.showing import show
 from flatout.judge.result import save
 from flatout.records import plan_file
 from flatout.records.plan import Trial
-from flatout.run.launch import Ended
+from flatout.run.child_process import Ended
 from flatout.run.script import Script
 from flatout.trials import tune
-from flatout.trials.ends import cannot_measure
+from flatout.trials.child_failures import cannot_measure
 from flatout.trials.search.space import Choice
 from flatout.trials.terms import Goal, Show
 from handmade import MACHINE, plan

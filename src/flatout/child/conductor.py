@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout import __version__
-from flatout.child.claim import claim
+from flatout.child.first_trainer import claim
 from flatout.child.open_window import OpenWindow
 from flatout.child.orders import Order, SessionSpec, decode
 from flatout.child.pipe import OrderPipe

@@ -13,7 +13,7 @@ from typing import Literal
 
 from flatout.frameworks.contract import Settings
 from flatout.records.as_json import from_json, to_json
-from flatout.records.ranks import Terms
+from flatout.records.ranks import RankConfig
 from flatout.records.trace import Setting
 
 Kind = Literal["window", "compare", "census", "scaling", "release", "stop"]
@@ -107,7 +107,7 @@ class SessionSpec:
     list_read: tuple[str, ...] = ()
     learns: bool = False
     lives_with: int | None = None
-    ranks: Terms | None = None
+    ranks: RankConfig | None = None
     stop_after: int | None = None
     keep_states: bool = False
     keep_environment: bool = False

@@ -19,11 +19,11 @@ from flatout.errors import UsageError
 from flatout.judge import stats
 from flatout.records import output_file
 from flatout.records.plan import label
+from flatout.run.controller import untoggled
 from flatout.run.exit_status import leave_as
-from flatout.run.guard import DUE
+from flatout.run.monitor import DUE
 from flatout.run.outcome import Outcome
 from flatout.run.script import Script
-from flatout.run.watch import untoggled
 
 if TYPE_CHECKING:
     from flatout.trials.learn import Learned

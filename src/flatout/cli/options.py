@@ -12,7 +12,7 @@ import click
 
 from flatout.errors import ScriptError, UsageError
 from flatout.records import output_file
-from flatout.records.ranks import GROUPED_MODES, MODES, Terms, sharing_ranks
+from flatout.records.ranks import GROUPED_MODES, MODES, RankConfig, sharing_ranks
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,7 +39,7 @@ class ScriptCommand(click.Command):
         except (ScriptError, UsageError) as problem:
             words = ctx.params["words"]
             path = Path(words[0]) if words and not ctx.params.get("module") else None
-            from flatout.run.launched import is_launcher
+            from flatout.run.launcher_command import is_launcher
 
             is_launched = path is not None and is_launcher(words[0])  # options behind it are the launcher's
             found = None if is_launched else behind_the_script(self, words if path is None else words[1:], path)
@@ -154,7 +154,7 @@ def nodes(num_ranks: int, nnodes: int, node_rank: int, rdzv_endpoint: str | None
     return {"num_nodes": nnodes, "node_rank": node_rank, "rdzv_endpoint": rdzv_endpoint or ""}
 
 
-def rank_terms(num_ranks: int | None, mode: str, hang_timeout: str, places: dict[str, Any]) -> Terms | None:
+def rank_terms(num_ranks: int | None, mode: str, hang_timeout: str, places: dict[str, Any]) -> RankConfig | None:
     """How a run is divided over ranks; None where nothing was said, so that a plan may say it.
 
     Raises:
@@ -182,7 +182,7 @@ def rank_terms(num_ranks: int | None, mode: str, hang_timeout: str, places: dict
             cause="ranks of a machine share a model, machines hold copies of it; on one machine, halves of the ranks",
             hint=f"four ranks or more, or `--mode {'shard' if mode == 'hybrid' else mode.rpartition('+')[2]}`",
         )
-    return Terms(num_ranks=num_ranks, mode=mode, hang_timeout_s=limit_s, **places)
+    return RankConfig(num_ranks=num_ranks, mode=mode, hang_timeout_s=limit_s, **places)
 
 
 def accept(function: F) -> F:

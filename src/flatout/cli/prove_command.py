@@ -52,8 +52,8 @@ def command(  # noqa: PLR0913  one parameter per option
     has its writes discarded. Ctrl-C keeps the runs that are done, and the same command goes on.
     """  # noqa: D301
     from flatout import api
+    from flatout.cli.output import show
     from flatout.cli.progress import measured
-    from flatout.cli.showing import show
     from flatout.judge.metric import metric_of
     from flatout.judge.proof import Aim, Proof
     from flatout.run.script import from_words

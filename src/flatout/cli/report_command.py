@@ -36,11 +36,11 @@ def command(
               flatout report lenet-3 --export steps.csv
     """  # noqa: D301, D205
     from flatout import api
-    from flatout.cli.showing import show
+    from flatout.cli.output import show
     from flatout.records.as_json import to_json
     from flatout.report import print_view
     from flatout.report.export import written
-    from flatout.report.former import record
+    from flatout.report.run_folders import record
 
     if file is not None:
         if other is not None or html is not None:

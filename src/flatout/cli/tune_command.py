@@ -51,9 +51,9 @@ def command(  # noqa: PLR0913  one parameter per option
     and keeps what was learned.
     """  # noqa: D301
     from flatout import api
+    from flatout.cli.output import show as show_result
     from flatout.cli.progress import measured
-    from flatout.cli.showing import show as show_result
-    from flatout.run.launched import launched_by, script_of
+    from flatout.run.launcher_command import launched_by, script_of
     from flatout.run.script import from_words
 
     launcher = launched_by(words, module, num_ranks)

@@ -27,11 +27,11 @@ def command(  # noqa: PLR0913  one parameter per option
     Next:     flatout tune train.py --epochs 3
     """  # noqa: D301
     from flatout import api
+    from flatout.cli.output import show as show_result
     from flatout.cli.progress import measured
-    from flatout.cli.showing import show as show_result
-    from flatout.run.launched import launched_by, script_of
+    from flatout.run.launcher_command import launched_by, script_of
     from flatout.run.script import from_words
-    from flatout.trials.rank_looks import looked
+    from flatout.trials.rank_profile import looked
 
     launcher = launched_by(words, module, num_ranks)
     goal = api.Goal(

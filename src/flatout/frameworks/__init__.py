@@ -10,13 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flatout.frameworks.contract import Kind
+    from flatout.frameworks.contract import FrameworkSpec
 
 NAMES = ("pytorch",)
 """In records and as packages; the first is what a script is taken to use until its process says."""
 
 
-def kind(name: str = NAMES[0]) -> Kind:
+def kind(name: str = NAMES[0]) -> FrameworkSpec:
     """The framework of that name.
 
     >>> kind().label
@@ -27,11 +27,11 @@ def kind(name: str = NAMES[0]) -> Kind:
     """
     if name not in NAMES:
         raise ValueError(f"no framework is named {name!r}")
-    found: Kind = import_module(f"{__name__}.{name}").KIND
+    found: FrameworkSpec = import_module(f"{__name__}.{name}").KIND
     return found
 
 
-def kind_of_module(module: str) -> Kind:
+def kind_of_module(module: str) -> FrameworkSpec:
     """The framework that is imported as `module`.
 
     >>> kind_of_module("torch").package.framework

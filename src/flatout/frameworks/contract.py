@@ -16,7 +16,7 @@ from flatout.frameworks.lever import Lever
 from flatout.machine.installed import Package
 from flatout.records.difference import Difference
 from flatout.records.facts import Facts
-from flatout.records.ranks import RankPlace, Terms
+from flatout.records.ranks import RankConfig, RankPlace
 from flatout.records.trace import Agreement, Census, Levers, Scaling, Toggle
 
 
@@ -48,7 +48,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class FrameworkSpec:
     """A framework as it is known without being loaded.
 
     Attributes:
@@ -125,7 +125,7 @@ class Framework(Protocol):
     name: str
     version: str
 
-    def join(self, place: RankPlace, terms: Terms) -> None:
+    def join(self, place: RankPlace, terms: RankConfig) -> None:
         """Become one of many ranks that train together; before `attach`, and only where ranks are offered."""
 
     def attach(self, listener: StepListener) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 from flatout.judge import stats
 from flatout.judge.anatomy import Anatomy
 from flatout.judge.result import Result
-from flatout.judge.samples import Samples
 from flatout.judge.stats import Comparison
+from flatout.judge.trace_windows import Samples
 from flatout.records.ceilings import differences
 from flatout.records.plan import label
 from flatout.records.trace import OUTSIDE

@@ -3,7 +3,7 @@
 In: readings of a baseline and of a candidate, as they come. Out: the next `Turn`, and `Pairs` for `stats.compare`.
 Two readings make a pair: one after the other, in an order drawn by lot; one that something disturbed is left out.
 Nothing here measures: windows of a process, processes, whole starts and the user's own run are read by whoever is asked
-(`trials/windows.py`, `trials/starts.py`, `trials/learn.py`, `run/watch.py`).
+(`trials/windows.py`, `trials/starts.py`, `trials/learn.py`, `run/controller.py`).
 """
 
 from __future__ import annotations

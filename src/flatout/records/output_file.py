@@ -19,18 +19,18 @@ HEAD_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class FileKind:
     """A kind of file that is written where the user says: what it is called, and what stands near its beginning."""
 
     name: str
     mark: bytes
 
 
-PAGE = Kind(name="page", mark=b'<meta name="generator" content="flatout')
-SUMMARY = Kind(name="summary", mark=b'{"exit_code": ')
+PAGE = FileKind(name="page", mark=b'<meta name="generator" content="flatout')
+SUMMARY = FileKind(name="summary", mark=b'{"exit_code": ')
 
 
-def check(path: Path, kind: Kind, *, option: str) -> None:
+def check(path: Path, kind: FileKind, *, option: str) -> None:
     """Make sure that the file is new, empty, or an earlier one of its kind; pipes and devices have nothing to lose.
 
     Raises:

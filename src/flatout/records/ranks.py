@@ -96,7 +96,7 @@ SUM_OF_GRADIENTS, SUM_OVER_GROUPS = "sum of gradients", "gradients of groups of 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class RankConfig:
     """How a run is divided.
 
     Attributes:
@@ -202,7 +202,7 @@ stacks_file = _of_rank("stacks-{}")
 """Where a rank writes its stacks when it is told to."""
 
 
-def refuse(terms: Terms, rank: int, error: str, *, cause: str, hint: str) -> NoReturn:
+def refuse(terms: RankConfig, rank: int, error: str, *, cause: str, hint: str) -> NoReturn:
     """End this rank, and with it the run: it could only be trained wrongly."""
     found = {"error": error, "cause": cause, "hint": hint}
     refusal_file(Path(terms.folder), rank).write_text(json.dumps(found), encoding="utf-8")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.errors import RecordError, UsageError, cannot_write
-from flatout.judge import samples
+from flatout.judge import trace_windows
 from flatout.records import output_file
 from flatout.records.plan import label
 from flatout.records.trace import PHASES, Header, Window
@@ -72,7 +72,7 @@ def export(run: str | None, path: Path) -> Exported:
             cause="the ending decides: `.csv` is a table with one row a step, `.json` a trace for Perfetto",
             hint="e.g. `--export steps.csv`",
         )
-    output_file.check(path, output_file.Kind(name="export", mark=HEADS[kind].encode()), option="--export")
+    output_file.check(path, output_file.FileKind(name="export", mark=HEADS[kind].encode()), option="--export")
     place = folder.find(folder.working_folder(), run)
     remarks: list[str] = []
     num_steps = 0
@@ -119,11 +119,11 @@ def written(done: Exported) -> View:
 
 def _traced(place: Path, remarks: list[str]) -> Iterator[_Traced]:
     """Each window with steps; what is left out goes into the remarks."""
-    paths = samples.trace_paths(place)
+    paths = trace_windows.trace_paths(place)
     if not paths:
         remarks.append("the traces of this run are not there any more")
     for path in paths:
-        for header, window in samples.each_window(path, remarks):
+        for header, window in trace_windows.each_window(path, remarks):
             if window.step_s:
                 yield path.stem.removeprefix("trace-"), header, window
 

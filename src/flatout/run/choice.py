@@ -25,7 +25,7 @@ EACH_CLASS = "each class admits those before it: " + ", ".join(CLASSES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class RunOptions:
     """What the user asked for: a plan file by name (None: the one found by default), or exactly these levers.
 
     With `recheck` a plan that does not fit here is tested first instead of refused.
@@ -48,7 +48,7 @@ class Engagement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Here:
+class Environment:
     """Where the run takes place: script and arguments, the machine, versions, the levers there are.
 
     `python` is empty where it is not compared. The machine is asked for where there are levers to engage: with a GPU
@@ -63,7 +63,7 @@ class Here:
     python: str = ""
 
 
-def engagement(wish: Wish, here: Here) -> Engagement:
+def engagement(wish: RunOptions, here: Environment) -> Engagement:
     """Choose what to engage.
 
     Raises:
@@ -119,7 +119,7 @@ def for_ranks(chosen: Engagement, division: str, registry: Mapping[str, Lever], 
     return replace(chosen, levers={name: s for name, s in own.items() if name not in unfit}, line=line)
 
 
-def _as_named(levers: Levers, wish: Wish, here: Here) -> Engagement:
+def _as_named(levers: Levers, wish: RunOptions, here: Environment) -> Engagement:
     if not levers:
         return Engagement(line="no levers, as you said: running plainly")
     for name in levers:
@@ -152,13 +152,13 @@ def _as_named(levers: Levers, wish: Wish, here: Here) -> Engagement:
     return Engagement(levers=levers, line=f"levers {label(levers)}, as you said{beside}")
 
 
-def _lacking(levers: Levers, here: Here) -> tuple[str, str] | None:
+def _lacking(levers: Levers, here: Environment) -> tuple[str, str] | None:
     """The first lever that cannot be engaged on this machine whatever the script does, and why; None where all can."""
     reasons = ((name, here.registry[name].lacks(here.machine())) for name in levers)
     return next(((name, why) for name, why in reasons if why is not None), None)
 
 
-def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:
+def _fitting(plan: Plan, path: Path, wish: RunOptions, here: Environment) -> Engagement:
     misfits = plan_file.misfits(plan, here.machine(), here.framework_version, here.python)
     if misfits and not wish.recheck:
         if wish.plan is not None:
@@ -183,7 +183,7 @@ def _fitting(plan: Plan, path: Path, wish: Wish, here: Here) -> Engagement:
     return Engagement(levers=plan.levers, line=line, plan=plan, misfits=misfits)
 
 
-def _check_levers(plan: Plan, here: Here, path: Path) -> None:
+def _check_levers(plan: Plan, here: Environment, path: Path) -> None:
     unknown = [name for name in plan.levers if name not in here.registry]
     if unknown:
         raise RecordError(
@@ -250,7 +250,7 @@ def _check_conflicts(levers: Levers, registry: Mapping[str, Lever]) -> None:
         )
 
 
-def _check_class(plan: Plan, wish: Wish, here: Here, path: Path) -> None:
+def _check_class(plan: Plan, wish: RunOptions, here: Environment, path: Path) -> None:
     """The file's own word is not enough: it may have been edited."""
     widest = max((plan.class_, *(here.registry[name].class_ for name in plan.levers)), key=CLASSES.index)
     if not allows(wish.accept, widest):

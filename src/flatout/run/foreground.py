@@ -20,18 +20,18 @@ from flatout.frameworks.contract import Settings
 from flatout.frameworks.lever import Lever
 from flatout.machine.energy_counters import RUN_EVERY_S, EnergyMeter
 from flatout.records.facts import Facts
-from flatout.records.ranks import Terms
+from flatout.records.ranks import RankConfig
 from flatout.records.trace import Agreement, End, Failure, Header, Levers, Ready, Record, Remark, Toggle, Window
 from flatout.records.trace_file import Follower
-from flatout.run import launch as launching
-from flatout.run.launch import POLL_S, Launch, discard_channels, environment_for, session_files, write_session
+from flatout.run import child_process as launching
+from flatout.run.child_process import POLL_S, Launch, discard_channels, environment_for, session_files, write_session
+from flatout.run.controller import Controller, Learner
 from flatout.run.outcome import Outcome
 from flatout.run.rank_start import Start
 from flatout.run.rank_watch import RankWatch
+from flatout.run.run_windows import WindowRequest, WindowResult
 from flatout.run.script import cannot_start
 from flatout.run.signals import Signals
-from flatout.run.watch import Learner, Watch
-from flatout.run.windows_of_run import Answer, Ask
 
 LISTEN_EVERY_S = 0.25
 """How often to look for news when no answer is awaited; the end of the process is noticed at once."""
@@ -61,7 +61,7 @@ class Foreground:
     """Who tries levers on the run; then there is no plan."""
     launcher: bool = False
     """Whether the command starts the training processes, of which each writes a trace of its own."""
-    ranks: Terms | None = None
+    ranks: RankConfig | None = None
     """How the script is run on many ranks; None: it is one process."""
     script_folder: Path | None = None
     """Where the script lies, where it is a file."""
@@ -90,7 +90,7 @@ def run(what: Foreground) -> Outcome:
         discard_channels(launch.session)
 
 
-def _run_ranks(what: Foreground, terms: Terms) -> Outcome:
+def _run_ranks(what: Foreground, terms: RankConfig) -> Outcome:
     if what.run_folder is None:
         raise MachineError(
             "ranks need a folder to meet in",
@@ -166,7 +166,7 @@ class _Listener:
         self._follower = Follower(session.trace) if session is not None else None
         self._outcome = Outcome(recorded=session is not None)
         self._number = 0
-        self._watch: Watch | None = None
+        self._watch: Controller | None = None
         self._awaited = -1
         """Number of the order whose answer is awaited."""
         self._answer: list[Record] = []
@@ -282,7 +282,7 @@ class _Listener:
         distributed = outcome.facts is not None and outcome.facts.distributed  # one rank cannot decide
         wanted = what.learner is not None or (what.toggle and outcome.engaged)
         if wanted and not distributed:
-            self._watch = Watch(
+            self._watch = Controller(
                 what.levers, what.registry, learner=what.learner, num_steps=lambda: self._outcome.num_steps
             )
             self._do(self._watch.begin(outcome.facts))
@@ -311,7 +311,7 @@ class _Listener:
         if watch.learned is not None and outcome.learned is None:
             outcome.learned, outcome.engaged = watch.learned, bool(watch.plan)
 
-    def _do(self, ask: Ask | None) -> None:
+    def _do(self, ask: WindowRequest | None) -> None:
         if ask is None:
             return
         order = Order(number=self._number, **dataclasses.asdict(ask))
@@ -323,11 +323,11 @@ class _Listener:
             self._watch, self._awaited = None, -1
 
 
-def _answer(ready: Ready, found: list[Record]) -> Answer:
+def _answer(ready: Ready, found: list[Record]) -> WindowResult:
     """What came back with the answer to an order."""
     mine = [record for record in found if getattr(record, "order", -1) == ready.order]
     toggles = [record for record in mine if isinstance(record, Toggle)]
-    return Answer(
+    return WindowResult(
         window=next((record for record in reversed(mine) if isinstance(record, Window)), None),
         num_steps=ready.num_steps,
         agreement=next((record for record in reversed(mine) if isinstance(record, Agreement)), None),

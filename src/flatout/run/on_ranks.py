@@ -13,15 +13,15 @@ from pathlib import Path
 from flatout.errors import RecordError
 from flatout.frameworks.lever import Lever, ranks_of
 from flatout.records.ceilings import Machine
-from flatout.records.ranks import Terms
+from flatout.records.ranks import RankConfig
 from flatout.run.choice import Engagement
 from flatout.run.rank_start import crowding, devices_for
 
 
 def decided(
-    asked: Terms | None, chosen: Engagement, registry: Mapping[str, Lever], named: Path | None, hang_timeout_s: float,
-    say: Callable[[str], None],
-) -> Terms | None:  # fmt: skip
+    asked: RankConfig | None, chosen: Engagement, registry: Mapping[str, Lever], named: Path | None,
+    hang_timeout_s: float, say: Callable[[str], None],
+) -> RankConfig | None:  # fmt: skip
     """The ranks that were typed, else those of the levers; None for one process.
 
     Args:
@@ -42,7 +42,7 @@ def decided(
     who = "the plan says" if chosen.plan is not None else "you said"
     if asked is None:
         say(f"{num} ranks, {mode}, as {who}")
-        return Terms(num_ranks=num, mode=mode, hang_timeout_s=hang_timeout_s) if num > 1 else None
+        return RankConfig(num_ranks=num, mode=mode, hang_timeout_s=hang_timeout_s) if num > 1 else None
     if num != asked.num_ranks:
         if named is not None:
             raise RecordError(
@@ -57,7 +57,7 @@ def decided(
     return asked if asked.num_ranks > 1 else None
 
 
-def devices(terms: Terms, machine: Callable[[], Machine], say: Callable[[str], None]) -> tuple[str, ...]:
+def devices(terms: RankConfig, machine: Callable[[], Machine], say: Callable[[str], None]) -> tuple[str, ...]:
     """The GPU of each rank of this machine, where there are GPUs.
 
     Raises:

@@ -9,7 +9,7 @@ from flatout.errors import FlatoutError
 from flatout.records.energy import Energy
 from flatout.records.facts import Facts
 from flatout.records.trace import Failure, Header
-from flatout.run.guard import Decision
+from flatout.run.monitor import Decision
 from flatout.run.rank_watch import Exchanges
 
 

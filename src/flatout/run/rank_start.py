@@ -23,7 +23,7 @@ from flatout.records.ceilings import Machine
 from flatout.records.ranks import (
     ELASTIC_LOGS,
     MEETING,
-    Terms,
+    RankConfig,
     ended_file,
     ends_of,
     errors_file,
@@ -33,7 +33,7 @@ from flatout.records.ranks import (
     was_ended,
 )
 from flatout.run import isolation
-from flatout.run.launch import tail
+from flatout.run.child_process import tail
 from flatout.run.rank_watch import said
 from flatout.run.trackers import QUIET_TRACKERS
 
@@ -66,7 +66,7 @@ class Start:
 
     command: Sequence[str]
     environment: Mapping[str, str]
-    terms: Terms
+    terms: RankConfig
     script_folder: Path | None
     devices: tuple[str, ...] = ()
     apart: bool = False

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import ScriptError
-from flatout.guest.rank_page import Stand, page_file, read
+from flatout.guest.rank_status import RankStatus, page_file, read
 from flatout.guest.tracebacks import HERE
 from flatout.records.ranks import (
     EXIT_LOST,
     STACKS_SIGNAL,
-    Terms,
+    RankConfig,
     ends_of,
     leaves_file,
     pid_file,
     refusal_file,
     stacks_file,
 )
-from flatout.run.launch import signal_name
+from flatout.run.child_process import signal_name
 
 LOOK_EVERY_S = 0.5
 STACKS_S = 2.0
@@ -84,7 +84,7 @@ class Exchanges:
 class RankWatch:
     """Looks at the ranks of one run."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: RankConfig) -> None:
         self._terms = terms
         self._folder = Path(terms.folder)
         self._next_s = 0.0
@@ -134,7 +134,7 @@ class RankWatch:
         with contextlib.suppress(OSError, ValueError):
             os.kill(int(pid_file(self._folder, rank).read_text()), signal.SIGKILL)
 
-    def _ended_unnoticed(self, stands: dict[int, Stand], now_s: float) -> ScriptError | None:
+    def _ended_unnoticed(self, stands: dict[int, RankStatus], now_s: float) -> ScriptError | None:
         """That a rank ended well before it met the others, who wait and do not learn of it; None where none did."""
         since = time.time() - OUTLIVED_S
         gone = [rank for rank, end in self.ends().items() if rank and not end["code"] and end["unix_s"] < since]
@@ -147,7 +147,7 @@ class RankWatch:
         ending = (rank for rank in self._terms.of_this_node if leaves_file(self._folder, rank).exists())
         return any(rank not in ends for rank in ending) or any(end["unix_s"] > lately_s for end in ends.values())
 
-    def stands(self) -> dict[int, Stand]:
+    def stands(self) -> dict[int, RankStatus]:
         """Where each rank stands that has joined."""
         found = {rank: read(page_file(self._folder, rank)) for rank in self._terms.of_this_node}
         return {rank: stand for rank, stand in found.items() if stand is not None}
@@ -215,12 +215,12 @@ class RankWatch:
             "outputs depend on values: `--mode replicate`, or one rank",
         )
 
-    def _told(self, stands: dict[int, Stand], now_s: float) -> ScriptError:
-        stands = {rank: stands.get(rank, Stand()) for rank in self._terms.of_this_node}  # some have not joined yet
+    def _told(self, stands: dict[int, RankStatus], now_s: float) -> ScriptError:
+        stands = {rank: stands.get(rank, RankStatus()) for rank in self._terms.of_this_node}  # some have not joined yet
         most = max(stand.num_begun for stand in stands.values())
         late = sorted(rank for rank, stand in stands.items() if stand.num_begun < most)
         waiting = sorted(rank for rank, stand in stands.items() if stand.num_begun == most and stand.waits)
-        first = stands[waiting[0]] if waiting else Stand()
+        first = stands[waiting[0]] if waiting else RankStatus()
         silent_s = min(now_s - stand.since_s for stand in stands.values())
         names = {stand.name for stand in stands.values() if stand.num_begun == most}
         if late:
@@ -268,9 +268,9 @@ class RankWatch:
         return []
 
 
-def _waits_for(waiting: int, gone: int, stands: dict[int, Stand]) -> ScriptError:
+def _waits_for(waiting: int, gone: int, stands: dict[int, RankStatus]) -> ScriptError:
     """That one rank waits for another that has ended."""
-    stand, ended = stands.get(waiting, Stand()), stands.get(gone, Stand())
+    stand, ended = stands.get(waiting, RankStatus()), stands.get(gone, RankStatus())
     return ScriptError(
         f"rank {gone} ended, and rank {waiting} waits for it",
         cause=f"rank {waiting} was at exchange {stand.num_begun:,} ({stand.name}), rank {gone} made "

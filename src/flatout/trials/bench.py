@@ -24,12 +24,12 @@ from flatout.frameworks.lever import Lever
 from flatout.records.facts import Facts
 from flatout.records.trace import Agreement, Census, Header, Levers, Record, Refused, Scaling, Setting, Toggle, Window
 from flatout.run import isolation
+from flatout.run.child_process import Child, Ended, Launch, session_files
 from flatout.run.folder import NEEDED_BYTES
-from flatout.run.launch import Child, Ended, Launch, session_files
 from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
 from flatout.trials.budget import MAX_STEPS, WINDOW_S, Size, size_for
-from flatout.trials.ends import (
+from flatout.trials.child_failures import (
     CandidateFailed,
     cannot_measure,
     cannot_record,

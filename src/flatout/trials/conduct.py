@@ -26,14 +26,14 @@ from flatout.records.plan import Candidate, Trial, allows
 from flatout.records.trace import Agreement, Levers
 from flatout.run.script import Script
 from flatout.trials import conclude, windows
+from flatout.trials.baseline import Baseline
 from flatout.trials.bench import Bench
 from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget, compiling_s
-from flatout.trials.ends import CandidateFailed
+from flatout.trials.child_failures import CandidateFailed
 from flatout.trials.joules import Joules
-from flatout.trials.plain import Plain
-from flatout.trials.samples_of_runs import Setting
 from flatout.trials.search import strategy
 from flatout.trials.search.space import WORTH_TRYING, Space, begun_with, checks_of, space_of, widest_class
+from flatout.trials.short_runs import Setting
 from flatout.trials.starts import Starts
 from flatout.trials.terms import Goal, Show
 
@@ -122,7 +122,7 @@ class Conduct:
         self.joules = Joules(self.bench)
         setting = Setting(script=script, registry=self.levers, run_folder=run_folder, terms=goal.terms, machine=machine)
         self.starts = Starts(setting, self._stage, show.tick)
-        self.plain = Plain(self.bench, self.budget, machine, run_folder, self._stage)
+        self.plain = Baseline(self.bench, self.budget, machine, run_folder, self._stage)
 
     @property
     def against_itself(self) -> bool:

@@ -27,10 +27,10 @@ from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.plan import PLAN_FILE, Candidate, Plan, Trial
 from flatout.records.trace import FOREIGN_LIMIT, Agreement, Levers, Window
-from flatout.run.choice import Here
+from flatout.run.choice import Environment
+from flatout.run.controller import Learner
 from flatout.run.outcome import Outcome
-from flatout.run.watch import Learner
-from flatout.run.windows_of_run import Answer, Ask
+from flatout.run.run_windows import WindowRequest, WindowResult
 from flatout.trials import conclude
 from flatout.trials.budget import Size, compiling_s, size_for
 from flatout.trials.search import strategy
@@ -80,10 +80,10 @@ class Learned:
     stopped: str = ""
 
 
-Asking = Generator[Ask, Answer, Learned]
+Asking = Generator[WindowRequest, WindowResult, Learned]
 
 
-def plan_of(outcome: Outcome, here: Here, run: str) -> Plan | None:
+def plan_of(outcome: Outcome, here: Environment, run: str) -> Plan | None:
     """What a run has learned, as a plan for the next; None where its check, or what came later, denies it."""
     learned, header = outcome.learned, outcome.header
     trial = next((t for t in learned.trials if t.levers == learned.levers), None) if learned is not None else None
@@ -98,7 +98,7 @@ def plan_of(outcome: Outcome, here: Here, run: str) -> Plan | None:
     return conclude.plan_of(won, where, header, here.machine(), steps_per_s=(plain, plan), run=run)
 
 
-def keep(outcome: Outcome, here: Here, place: str, say: Callable[[str], None]) -> None:
+def keep(outcome: Outcome, here: Environment, place: str, say: Callable[[str], None]) -> None:
     """Write the plan that a run has found, where its own windows show that it wins."""
     plan = plan_of(outcome, here, place)
     if plan is None:
@@ -113,7 +113,7 @@ def keep(outcome: Outcome, here: Here, place: str, say: Callable[[str], None]) -
         say(f"what was learned is in {PLAN_FILE}: the next `flatout run {here.script}` begins with it")
 
 
-def learner(here: Here, accept: str) -> Learner:
+def learner(here: Environment, accept: str) -> Learner:
     """Who tries levers on the run."""
     return lambda facts: Learning(here.registry, here.machine(), Choice(accept=accept), facts).asking()
 
@@ -162,7 +162,7 @@ class Learning:
 
     # -- the plain run -------------------------------------------------------------------------------------------
 
-    def _space(self) -> Generator[Ask, Answer, Space]:
+    def _space(self) -> Generator[WindowRequest, WindowResult, Space]:
         """Look at the run as it is: how long its steps take, how they differ, and where their time goes."""
         self._resize((yield from self._windows(1)))
         plain = yield from self._windows(NUM_PLAIN)
@@ -184,7 +184,9 @@ class Learning:
         known = replace(UNKNOWN, contradictions=(NOT_CONCLUDED,) if account.is_open(WORTHWHILE) else ())
         return space_of(toggled, self.facts, self.machine, (anatomy, known), self.choice)
 
-    def _windows(self, num: int, observe: Literal["ends", "phases"] = "ends") -> Generator[Ask, Answer, list[Window]]:
+    def _windows(
+        self, num: int, observe: Literal["ends", "phases"] = "ends"
+    ) -> Generator[WindowRequest, WindowResult, list[Window]]:
         """Plain ones."""
         found = []
         for _ in range(num):
@@ -197,16 +199,16 @@ class Learning:
         if seen and seen[-1].training_step_s > 0:
             self._size = size_for(seen[-1].training_step_s, None)
 
-    def _wait_for_quiet(self) -> Generator[Ask, Answer, None]:
+    def _wait_for_quiet(self) -> Generator[WindowRequest, WindowResult, None]:
         """Go on plainly while others use the CPU: nothing that is measured then would be worth its cost."""
         while self._busy and self._num_waits < MOST_WAITS:
             self._num_waits += 1
             num_steps = max(int(WAIT_S / self._plain_s), 1) if self._plain_s > 0 else 1
-            self._keep((yield Ask(levers={}, purpose="learn", num_steps=num_steps, limit_s=WAIT_S)))
+            self._keep((yield WindowRequest(levers={}, purpose="learn", num_steps=num_steps, limit_s=WAIT_S)))
 
     # -- one candidate -------------------------------------------------------------------------------------------
 
-    def _try_out(self, candidate: Candidate) -> Generator[Ask, Answer, Trial]:
+    def _try_out(self, candidate: Candidate) -> Generator[WindowRequest, WindowResult, Trial]:
         """Measure one candidate beside plain, and compare its numbers where it is faster."""
         class_ = widest_class(candidate.levers, self.levers)
         begun_s = self._last[1]
@@ -222,7 +224,7 @@ class Learning:
             trial = yield from self._judged(trial)
         return replace(trial, took_s=self._last[1] - begun_s)
 
-    def _measure(self, levers: Levers, pairs: Pairs) -> Generator[Ask, Answer, str]:
+    def _measure(self, levers: Levers, pairs: Pairs) -> Generator[WindowRequest, WindowResult, str]:
         """Pairs of windows until the candidate is known well enough; why it failed, or an empty text."""
         to_beat = strategy.to_beat(levers, self.levers, self.trials)
         extent = Extent(looks=SCREENING, enough="known", most=2 * SCREENING.at[-1], to_beat=to_beat)
@@ -242,7 +244,7 @@ class Learning:
                 yield from self._wait_for_quiet()
         return ""
 
-    def _judged(self, trial: Trial) -> Generator[Ask, Answer, Trial]:
+    def _judged(self, trial: Trial) -> Generator[WindowRequest, WindowResult, Trial]:
         """Numbers of the run's own steps under the levers, beside plain; everything is put back afterwards."""
         compared = {name: s for name, s in trial.levers.items() if not self.levers[name].checks_itself}
         checks = tuple(c for c in checks_of(compared, self.levers) if c != "batches")
@@ -252,7 +254,7 @@ class Learning:
             judgement = agreement.judge(points, class_, checks)
             if not checks or (len(points) >= 2 and not agreement.needs_more_points(points, judgement)):
                 break
-            answer = yield Ask(levers=trial.levers, kind="compare", purpose=" ".join(checks))
+            answer = yield WindowRequest(levers=trial.levers, kind="compare", purpose=" ".join(checks))
             self._keep(answer)
             none = Agreement(levers=trial.levers, differences=(), missing="no answer came")
             points.append(answer.agreement or none)
@@ -261,13 +263,13 @@ class Learning:
 
     # -- asking, and what it costs -------------------------------------------------------------------------------
 
-    def _ask(self, levers: Levers, size: Size) -> Ask:
-        return Ask(
+    def _ask(self, levers: Levers, size: Size) -> WindowRequest:
+        return WindowRequest(
             levers=levers, purpose="learn", num_steps=size.num_steps, skip_steps=size.skip_steps,
             limit_s=WINDOW_LIMIT_S,
         )  # fmt: skip
 
-    def _keep(self, answer: Answer) -> None:
+    def _keep(self, answer: WindowResult) -> None:
         window = answer.window
         if window is not None:
             self._busy = (window.foreign_fraction or 0.0) > FOREIGN_LIMIT

@@ -22,8 +22,8 @@ from flatout.judge.paired import Extent, Pairs
 from flatout.records.plan import Candidate, allows
 from flatout.records.trace import Agreement, Levers, Window
 from flatout.report import words
-from flatout.trials.ends import CandidateFailed, Hung, launcher_failed
-from flatout.trials.samples_of_runs import FEWEST_STEPS, LEFT_OUT_STEPS, Sample, Setting, Wanted, take
+from flatout.trials.child_failures import CandidateFailed, Hung, launcher_failed
+from flatout.trials.short_runs import FEWEST_STEPS, LEFT_OUT_STEPS, Setting, ShortRun, Wanted, take
 
 CHECKS = ("losses", "parameters")
 
@@ -71,7 +71,7 @@ class Starts:
         self._setting, self._stage, self._tick, self._launcher = setting, stage, tick, launcher
         self._num_runs = 0
         self._num_compared = COMPARED_STEPS
-        self._references: tuple[Sample, Sample] | None = None
+        self._references: tuple[ShortRun, ShortRun] | None = None
         self._judged: dict[object, tuple[Judgement, str]] = {}
         self._step_memory: dict[object, int | None] = {}
         """What a rank holds within a step, by candidate."""
@@ -86,7 +86,7 @@ class Starts:
 
     # -- the plain script ----------------------------------------------------------------------------------------
 
-    def plain(self) -> Sample:
+    def plain(self) -> ShortRun:
         """What is trained without levers in some steps; started once.
 
         Raises:
@@ -95,7 +95,7 @@ class Starts:
         """
         return self._refer()[0]
 
-    def _refer(self) -> tuple[Sample, Sample]:
+    def _refer(self) -> tuple[ShortRun, ShortRun]:
         """What is trained plainly, and what is trained with parameters moved in their last places."""
         if self._references is not None:
             return self._references
@@ -114,7 +114,7 @@ class Starts:
         self._references = plain, nudged
         return plain, nudged
 
-    def _require(self, sample: Sample) -> None:
+    def _require(self, sample: ShortRun) -> None:
         """The plain script must get there: nothing can be held against it otherwise."""
         problem, script = sample.problem, self._setting.script
         if problem is not None and not sample.ended:
@@ -169,7 +169,7 @@ class Starts:
         step_s = plain.median_step_s
         num_steps = timed_steps(step_s, plain.num_steps if plain.ended else None)
         pairs = Pairs()
-        samples: list[Sample] = []
+        samples: list[ShortRun] = []
         asked = paired.turns(pairs, extent, self._lots)
         turn = next(asked, None)
         while turn is not None:
@@ -188,7 +188,7 @@ class Starts:
         pairs.evidence |= self._evidence(levers, samples)
         return pairs
 
-    def _evidence(self, levers: Levers, samples: list[Sample]) -> dict[str, str]:
+    def _evidence(self, levers: Levers, samples: list[ShortRun]) -> dict[str, str]:
         """What ranks exchanged, in words."""
         shares = [one.exchanges.least_share for one in samples if one.exchanges is not None]
         dividing = next((name for name in levers if self._setting.registry[name].divides), None)
@@ -219,7 +219,7 @@ class Starts:
             num_ranks=num_ranks, mode=mode, num_steps=num_steps, levers=own, keeps=keeps, launcher=self._launcher
         )
 
-    def _take(self, wanted: Wanted) -> Sample:
+    def _take(self, wanted: Wanted) -> ShortRun:
         self._num_runs += 1
         found = take(self._setting, wanted, self._num_runs, self._tick)
         self._run_s = max(self._run_s, found.took_s)
@@ -230,7 +230,7 @@ def _why(problem: FlatoutError) -> str:
     return f"{problem.error}: {problem.cause}" if problem.cause else problem.error
 
 
-def _told(samples: tuple[Sample, Sample, Sample], class_: str, accept: str) -> tuple[Judgement, str]:
+def _told(samples: tuple[ShortRun, ShortRun, ShortRun], class_: str, accept: str) -> tuple[Judgement, str]:
     """Hold what was trained against the plain start, beside what rounding moves: plain, nudged, candidate."""
     plain, nudged, sample = samples
     states = plain.state("last"), nudged.state("last"), sample.state("last"), plain.state("first")

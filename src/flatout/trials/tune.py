@@ -20,16 +20,16 @@ from flatout.machine.read import read_machine
 from flatout.records import plan_file
 from flatout.records.ceilings import Ceilings, Machine
 from flatout.records.plan import CLASSES, PLAN_FILE, allows
-from flatout.records.ranks import Terms as RankTerms
+from flatout.records.ranks import RankConfig as RankTerms
 from flatout.records.trace import Levers
 from flatout.run import folder, isolation, on_ranks
 from flatout.run.script import Script, check_source
 from flatout.trials.bench import opened
 from flatout.trials.conduct import Conduct
-from flatout.trials.launched_ranks import LaunchedRanks
-from flatout.trials.samples_of_runs import Setting, forget_all
 from flatout.trials.search.space import Choice, left_out
+from flatout.trials.short_runs import Setting, forget_all
 from flatout.trials.terms import Goal, Show
+from flatout.trials.tune_launcher import LaunchedRanks
 
 RANKS_BUDGET_S = 360.0
 """What is taken for ranks where nothing was asked for: each pair is two whole starts."""

@@ -12,7 +12,7 @@ from flatout.judge import paired
 from flatout.judge.paired import Extent, Pairs, Turn
 from flatout.records.trace import Levers, Window
 from flatout.trials.bench import Bench
-from flatout.trials.ends import CandidateFailed
+from flatout.trials.child_failures import CandidateFailed
 
 
 def measure(bench: Bench, levers: Levers, extent: Extent, *, purpose: str, baseline: Levers | None = None) -> Pairs:

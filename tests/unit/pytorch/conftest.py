@@ -121,7 +121,7 @@ def watch(monkeypatch):
     """Attach a framework; it is detached at the end, and nothing of ours may have failed."""
     opened = []
     # optimizers of other scripts that a test compares with are not to be waited for
-    monkeypatch.setattr("flatout.frameworks.pytorch.seams.rhythm.PATIENCE", 0)
+    monkeypatch.setattr("flatout.frameworks.pytorch.seams.step_period.PATIENCE", 0)
 
     def start(levers=None, **options):
         opened.append(Watched(levers, **options))

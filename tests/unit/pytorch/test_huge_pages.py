@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from flatout.frameworks.pytorch.levers import huge_pages, registry  # noqa: E402
-from flatout.run.launch import environment_for, session_files  # noqa: E402
+from flatout.run.child_process import environment_for, session_files  # noqa: E402
 from handmade import FACTS, MACHINE  # noqa: E402
 
 LEVER = registry()["huge_pages"]

@@ -6,14 +6,14 @@ torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
 from flatout.frameworks.pytorch.parallel.assembly import Share  # noqa: E402
-from flatout.frameworks.pytorch.parallel.draws import Noise  # noqa: E402
-from flatout.frameworks.pytorch.parallel.remembered import has_numbers_of_floats, skeleton  # noqa: E402
+from flatout.frameworks.pytorch.parallel.call_signature import has_numbers_of_floats, skeleton  # noqa: E402
+from flatout.frameworks.pytorch.parallel.random_numbers import BatchRandom  # noqa: E402
 
 
 @pytest.fixture
 def noise():
     """Of rank 1 of 2, for a batch of 8."""
-    return Noise(Share.of((), (), 8, 2), 1, ())
+    return BatchRandom(Share.of((), (), 8, 2), 1, ())
 
 
 @pytest.mark.parametrize("size", [4, np.int64(4), torch.tensor(4)])

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # noqa: E402
 
-from flatout.guest.plain_lines import caller_in  # noqa: E402
+from flatout.guest.caller_frames import caller_in  # noqa: E402
 
 
 def failing(*given, **named):

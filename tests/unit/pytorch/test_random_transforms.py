@@ -9,7 +9,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import ConcatDataset, DataLoader  # noqa: E402
 
-from flatout.frameworks.pytorch.input.items import randomness, vision  # noqa: E402
+from flatout.frameworks.pytorch.input.items import random_transforms, vision  # noqa: E402
 from flatout.frameworks.pytorch.input.items import shadow as shadow_module  # noqa: E402
 from flatout.frameworks.pytorch.input.items.draws import MOST_BELOW, UNIFORM, drawn, skip  # noqa: E402
 from flatout.frameworks.pytorch.input.items.shadow import difference  # noqa: E402
@@ -118,15 +118,15 @@ def test_items_looked_at_later_have_the_numbers_that_they_had(monkeypatch):
 
 def test_a_difference_found_later_leaves_batches_and_streams_as_they_are(monkeypatch):
     monkeypatch.setattr(shadow_module, "EVERY", 5)
-    cropped, num = randomness._cropped, 0
+    cropped, num = random_transforms._cropped, 0
 
     def wrong_later(*given):
         nonlocal num
         num += 1
         return cropped(*given) + (num > 12)
 
-    crop = randomness.RandomTransform(randomness._crop_kinds, wrong_later)
-    monkeypatch.setitem(randomness.RANDOM[vision.OLD], "RandomCrop", crop)
+    crop = random_transforms.RandomTransform(random_transforms._crop_kinds, wrong_later)
+    monkeypatch.setitem(random_transforms.RANDOM[vision.OLD], "RandomCrop", crop)
     monkeypatch.setattr(shadow_module, "AT_ONCE", 1)
     assert "its batches differ: item" in check(CHAINS["as CIFAR is trained on"])
 

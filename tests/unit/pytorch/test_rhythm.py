@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.frameworks.pytorch.seams.rhythm import GIVE_UP, Rhythm
+from flatout.frameworks.pytorch.seams.step_period import GIVE_UP, StepPeriod
 
 
 def ends(order, expected=0):
-    rhythm = Rhythm()
+    rhythm = StepPeriod()
     rhythm.expect(expected)
     return "".join("|" if rhythm.update(name) else "." for name in order), rhythm
 
@@ -88,7 +88,7 @@ def test_phases_of_training_that_alternate_by_epoch_keep_giving_steps():
 
 
 def test_the_last_update_of_a_step_is_foreseen():
-    rhythm = Rhythm()
+    rhythm = StepPeriod()
     foreseen = []
     for name in "DDG" * 8:
         foreseen.append(rhythm.next_ends())
@@ -116,7 +116,7 @@ def test_steps_are_counted_once_also_when_no_order_is_found():
 
 @given(st.lists(st.sampled_from("ABC"), max_size=400))
 def test_whatever_the_order_a_step_comes_at_the_latest_after_so_many_updates(order):
-    rhythm = Rhythm()
+    rhythm = StepPeriod()
     since = 0
     for name in order:
         since = 0 if rhythm.update(name) else since + 1

@@ -19,12 +19,12 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset, TensorDataset  # noqa: E402
 
 from flatout.frameworks.pytorch.facts import find  # noqa: E402
-from flatout.frameworks.pytorch.input.items import store as store_module  # noqa: E402
-from flatout.frameworks.pytorch.input.items import stored as stored_module  # noqa: E402
+from flatout.frameworks.pytorch.input.items import cached_batches as stored_module  # noqa: E402
+from flatout.frameworks.pytorch.input.items import item_cache as store_module  # noqa: E402
+from flatout.frameworks.pytorch.input.items.item_cache import ItemCache, Room  # noqa: E402
 from flatout.frameworks.pytorch.input.items.rows import Unvectorised  # noqa: E402
 from flatout.frameworks.pytorch.input.items.shadow import AT_ONCE, EVERY, difference  # noqa: E402
 from flatout.frameworks.pytorch.input.items.sources import state_of  # noqa: E402
-from flatout.frameworks.pytorch.input.items.store import Room, Store  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.levers import registry  # noqa: E402
 from flatout.frameworks.pytorch.numerics.batches import compare_batches  # noqa: E402
@@ -338,7 +338,7 @@ def test_nothing_is_added_where_memory_runs_short(monkeypatch):
     free = iter([2**40, 2**40, 5])
     monkeypatch.setattr(store_module, "free_memory_bytes", lambda: next(free))
     monkeypatch.setattr(store_module, "LOOK_EVERY_BYTES", 1000)
-    store = Store(100)
+    store = ItemCache(100)
     for first in range(0, 100, 10):
         store.places([first], ()), store.put(list(range(first, first + 10)), (), torch.zeros(10, 20))
     assert store.num_kept == store.taken_bytes == 0 and store.why_stopped == "memory ran short"
@@ -368,7 +368,7 @@ def test_marks_differ_when_anything_does():
 )
 def test_a_store_gives_what_was_put_or_says_that_it_is_not_there(asked, capacity, change_at):
     values = torch.arange(20.0)[:, None].repeat(1, 5)
-    store = Store(20, Room(capacity * 5 * 4))
+    store = ItemCache(20, Room(capacity * 5 * 4))
     for number, indices in enumerate(asked):
         if number == change_at:
             values = values + 100

@@ -17,11 +17,11 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset  # noqa: E402
 
 from flatout.frameworks.pytorch.input import budget  # noqa: E402
+from flatout.frameworks.pytorch.input.items.item_cache import Column  # noqa: E402
 from flatout.frameworks.pytorch.input.items.shadow import NUM_FIRST  # noqa: E402
-from flatout.frameworks.pytorch.input.items.store import Column  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.input.transfer import rows as rows_module  # noqa: E402
-from flatout.frameworks.pytorch.input.transfer.ahead import Known, Leaf  # noqa: E402
+from flatout.frameworks.pytorch.input.transfer.ahead import Known, TensorInfo  # noqa: E402
 from flatout.frameworks.pytorch.input.transfer.rows import Rows  # noqa: E402
 from flatout.frameworks.pytorch.input.transfer.staging import Staging  # noqa: E402
 from flatout.frameworks.pytorch.input.transfer.transfer import MOST_FAILURES, Transfer  # noqa: E402
@@ -336,7 +336,7 @@ def test_a_compiled_function_copies_as_ever_without_a_break_in_its_graph():
 
 def test_a_tensor_is_known_once_and_only_as_it_was():
     known = Known()
-    tensor, leaf = batch(1), Leaf()
+    tensor, leaf = batch(1), TensorInfo()
     known.know(tensor, leaf)
     assert known.take(tensor) is leaf and known.take(tensor) is None
     known.know(tensor, leaf)

@@ -255,14 +255,14 @@ def _set_up_as_rank(words, folder, stdin):
     folder, rank, local = os.fsdecode(folder), int(words[1]), int(words[2])
     try:
         _load_flatout()
-        from flatout.child import rank_edges
+        from flatout.child import rank_io
         from flatout.child.rank_setup import arm
 
         if local:
-            rank_edges.share_folders(folder)
+            rank_io.share_folders(folder)
             arm(folder, rank, local, int(words[6]))
             if stdin is not None:
-                rank_edges.refuse_stdin(folder, rank, int(words[3]))
+                rank_io.refuse_stdin(folder, rank, int(words[3]))
     except Exception:  # noqa: BLE001  then it sets up as rank 0 does
         if os.environ.get("FLATOUT_DEBUG"):
             import traceback

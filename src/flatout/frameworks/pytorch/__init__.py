@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from flatout.frameworks.contract import Kind
+from flatout.frameworks.contract import FrameworkSpec
 from flatout.machine.installed import Package
 
 _FOLDER = Path(__file__).resolve().parent
@@ -18,7 +18,7 @@ def _of(module: str, name: str) -> Callable[..., Any]:
     return lambda *arguments: getattr(import_module(f"{__name__}.{module}"), name)(*arguments)
 
 
-KIND = Kind(
+KIND = FrameworkSpec(
     label="PyTorch",
     package=Package(
         framework="pytorch",

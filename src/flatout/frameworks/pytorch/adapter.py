@@ -32,7 +32,7 @@ from flatout.records.trace import Agreement, Census, Levers, Scaling, Toggle
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.observe.census import OperationCounter
     from flatout.frameworks.pytorch.parallel.ranks import Ranks
-    from flatout.records.ranks import RankPlace, Terms
+    from flatout.records.ranks import RankConfig, RankPlace
 
 FEWEST_SETTLING_STEPS = 4
 """Steps that are looked at before it is said what the script does."""
@@ -74,7 +74,7 @@ class PyTorch:
         self.loaders.studies = trial or learns
         self._is_trial = trial
         if trial or learns:  # now: a script that freezes what is there has the collector walk what comes later
-            import flatout.frameworks.pytorch.input.items.engine  # noqa: F401
+            import flatout.frameworks.pytorch.input.items.parts  # noqa: F401
             from flatout.frameworks.pytorch.observe.attention import backends_of
 
             self.calls.look_at_graph = backends_of
@@ -89,7 +89,7 @@ class PyTorch:
         self.loaders.install()
         self.steps.install()
 
-    def join(self, place: RankPlace, terms: Terms) -> None:
+    def join(self, place: RankPlace, terms: RankConfig) -> None:
         """Become one of many ranks, which divide the calls of models among them; before `attach`."""
         from flatout.frameworks.pytorch.parallel.ranks import Ranks
 

@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from flatout.frameworks.pytorch.observe.clock import BASE
 from flatout.frameworks.pytorch.seams.owners import num_optimizers, with_gradients
 from flatout.frameworks.pytorch.seams.patches import Patch, remove_all
-from flatout.frameworks.pytorch.seams.rhythm import Rhythm
+from flatout.frameworks.pytorch.seams.step_period import StepPeriod
 from flatout.frameworks.pytorch.seams.update_hooks import UpdateHook, leave_uncompiled, nothing, within_update
 from flatout.guest.tracebacks import hide_ours
 from flatout.records.facts import EndedBy
@@ -44,7 +44,7 @@ class Steps:
 
     def __init__(self, framework: Any) -> None:
         self._framework = framework
-        self.rhythm = Rhythm()
+        self.rhythm = StepPeriod()
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, Known] = weakref.WeakKeyDictionary()
         self._before: UpdateHook | None = None
         self._after: UpdateHook | None = None

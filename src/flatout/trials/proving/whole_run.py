@@ -26,7 +26,7 @@ from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.trace import End, Failure, Header, Inputs, Record, Toggle, Window
 from flatout.run import choice, isolation
-from flatout.run.launch import Child, Launch, session_files
+from flatout.run.child_process import Child, Launch, session_files
 from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
 from flatout.trials.proving import inputs

@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from flatout.frameworks.pytorch.input.dataset_state import Copies, held_open, keeps_workers
-from flatout.frameworks.pytorch.input.opened import Later, Opened
 from flatout.frameworks.pytorch.input.passes import Pass
+from flatout.frameworks.pytorch.input.plain_iterator import Later, Opened
 from flatout.frameworks.pytorch.input.shuffles import draw_seed, drawing_elsewhere, generators_of
 from flatout.frameworks.pytorch.input.worker_settings import (
     IN_PROCESS,
@@ -31,13 +31,13 @@ from flatout.frameworks.pytorch.input.worker_settings import (
 from flatout.frameworks.pytorch.seams.patches import Patch
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
+from flatout.guest.caller_frames import caller_in
 from flatout.guest.interruptions import let_through
-from flatout.guest.plain_lines import caller_in
 from flatout.guest.tracebacks import hide_ours
 from flatout.records.facts import NOT_LOOKED_AT
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.input.items.engine import InputPipeline
+    from flatout.frameworks.pytorch.input.items.parts import InputParts
     from flatout.frameworks.pytorch.input.transfer.transfer import Transfer
     from flatout.frameworks.pytorch.input.worker_check import Checks
 
@@ -65,7 +65,7 @@ class Loaders:
         """Memory for kept items; None: what is free allows."""
         self.admits_random = True
         """Whether workers of ours may draw other random numbers for items than plain does."""
-        self._pipeline: InputPipeline | None = None
+        self._pipeline: InputParts | None = None
         self._transfer: Transfer | None = None
         self._pid = os.getpid()
         self._patch: Patch | None = None
@@ -197,12 +197,12 @@ class Loaders:
         return loader not in self._others and not isinstance(loader.sampler, SequentialSampler)
 
     @property
-    def pipeline(self) -> InputPipeline:
+    def pipeline(self) -> InputParts:
         """What computes batches otherwise than item by item; made when it is first asked for."""
         if self._pipeline is None:
-            from flatout.frameworks.pytorch.input.items.engine import InputPipeline
+            from flatout.frameworks.pytorch.input.items.parts import InputParts
 
-            self._pipeline = InputPipeline(self.store_memory_bytes)
+            self._pipeline = InputParts(self.store_memory_bytes)
         return self._pipeline
 
     def remarks(self) -> list[str]:
@@ -232,9 +232,7 @@ class Loaders:
         """Whether it may be found out what the input pipeline could do for them, which takes a while."""
         return self.studies or self._pipeline is not None or IN_PROCESS in self.settings
 
-    def why_not(
-        self, part: Callable[[InputPipeline], Any], loader: DataLoader[Any], *, for_workers: bool
-    ) -> str | None:
+    def why_not(self, part: Callable[[InputParts], Any], loader: DataLoader[Any], *, for_workers: bool) -> str | None:
         """Why a part of the input pipeline can do nothing for a loader's batches; None where it can."""
         if not self.looks_at_datasets:
             return NOT_LOOKED_AT

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
-from flatout.frameworks.pytorch.input.opened import Opened, given_back
+from flatout.frameworks.pytorch.input.plain_iterator import Opened, given_back
 from flatout.guest.interruptions import is_interruption
 from flatout.guest.tracebacks import hide_ours
 

@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from flatout.frameworks.pytorch.input.dataset_state import keeps_workers, marks
 from flatout.frameworks.pytorch.input.items.fused import SetAsideError
-from flatout.frameworks.pytorch.input.opened import Opened
+from flatout.frameworks.pytorch.input.plain_iterator import Opened
 from flatout.frameworks.pytorch.input.shuffles import KNOWN
 from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
 from flatout.frameworks.pytorch.input.worker_settings import start_method

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from flatout.frameworks.pytorch.input.opened import GivenOrder, Recorded
+from flatout.frameworks.pytorch.input.plain_iterator import GivenOrder, Recorded
 from flatout.frameworks.pytorch.input.worker_settings import start_method
 from flatout.guest import lifeline
 

@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
 from flatout.frameworks.pytorch.parallel.cuts import entering, part_entering
-from flatout.frameworks.pytorch.parallel.draws import Noise, drawn_apart
 from flatout.frameworks.pytorch.parallel.gradients import summed_in_buckets
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.protocol import Check, Found, Held, Passed, Pattern
+from flatout.frameworks.pytorch.parallel.protocol import Check, ForwardResult, Found, ParameterHolder, Pattern
+from flatout.frameworks.pytorch.parallel.random_numbers import BatchRandom, drawn_apart
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import Sharded, become, part_of
+from flatout.frameworks.pytorch.parallel.sharded_tensor import Sharded, become, part_of
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 from flatout.records.ranks import SUM_OVER_GROUPS
 
@@ -128,7 +128,7 @@ class _Normalised(torch.autograd.Function):
         return found.to(x.dtype), of_weight, of_bias, None, None, None, None
 
 
-def passed(division: Division, args: Any, kwargs: Any, pattern: Pattern, *, silent: bool = False) -> Passed:
+def passed(division: Division, args: Any, kwargs: Any, pattern: Pattern, *, silent: bool = False) -> ForwardResult:
     """Compute a call, each its part of the batch, or all of one that is too small."""
     held, group = division.held, division.replicas
     inputs = tensors_of((args, kwargs), unique=False)
@@ -139,7 +139,7 @@ def passed(division: Division, args: Any, kwargs: Any, pattern: Pattern, *, sile
         return held.passed(division.compute, args, kwargs, pattern, silent=silent)
     share = Share.of(inputs, pattern.cut.dims if is_cut else (None,) * len(inputs), num if is_cut else 0, group.world)
     args, kwargs, entered = part_entering(args, kwargs, share, group.rank)
-    noise = Noise(share, group.rank, held.parameters) if pattern.noise else None
+    noise = BatchRandom(share, group.rank, held.parameters) if pattern.noise else None
     draws = drawn_apart(group.rank) if pattern.masks and not silent else nullcontext()
     with draws, whole_batch(group, noise):
         mine = held.passed(division.compute, args, kwargs, pattern, silent=silent)
@@ -152,17 +152,23 @@ def passed(division: Division, args: Any, kwargs: Any, pattern: Pattern, *, sile
 
 
 @contextmanager
-def whole_batch(group: Group, noise: Noise | None) -> Iterator[None]:
+def whole_batch(group: Group, noise: BatchRandom | None) -> Iterator[None]:
     """Within, statistics of batches and noise are those of the whole batch."""
     with synchronised(group), noise.on() if noise is not None else nullcontext():
         yield
 
 
 class BatchPass:
-    """One call of which each rank or group has computed a part; see `Passed`."""
+    """One call of which each rank or group has computed a part; see `ForwardResult`."""
 
     def __init__(
-        self, held: Held, group: Group, share: Share, mine: Passed, entered: Sequence[torch.Tensor], noise: Noise | None
+        self,
+        held: ParameterHolder,
+        group: Group,
+        share: Share,
+        mine: ForwardResult,
+        entered: Sequence[torch.Tensor],
+        noise: BatchRandom | None,
     ) -> None:
         self._held, self._group, self._share, self._mine, self.entered = held, group, share, mine, entered
         self._noise = noise
@@ -184,7 +190,7 @@ class BatchPass:
         self.value, mine.value = map_tensors(lambda tensor: by_id[id(tensor)], mine.value), None
 
     def backward(self, gradients: Sequence[Any], *, keep: bool) -> tuple[Found, Found]:
-        """See `Passed`. What takes the mean is given gradients that are `world` times as large."""
+        """See `ForwardResult`. What takes the mean is given gradients that are `world` times as large."""
         group, share = self._group, self._share
         scale = group.world if self._held.takes_mean else 1
         mine = [
@@ -220,7 +226,7 @@ class DividedCall:
     def __init__(self, division: Division, pattern: Pattern, args: Any, kwargs: Any, check: Check | None) -> None:
         self.division, self.pattern = division, pattern
         self.given, self.check = (args, kwargs), check
-        self.passed: Passed
+        self.passed: ForwardResult
 
     def made(self) -> Any:
         """Make the call: what the module returns to the script."""

@@ -19,21 +19,21 @@ import torch
 from flatout.frameworks.pytorch.parallel import assembly, batch, equality, outside_state
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share, are_alike
 from flatout.frameworks.pytorch.parallel.batch import BatchPass, whole_batch
-from flatout.frameworks.pytorch.parallel.cuts import Cut, Tensors, entering, guesses, part_entering
-from flatout.frameworks.pytorch.parallel.draws import Noise, Silence
-from flatout.frameworks.pytorch.parallel.group import Lost
-from flatout.frameworks.pytorch.parallel.module_calls import hooked_module
-from flatout.frameworks.pytorch.parallel.outside_state import OutsideState
-from flatout.frameworks.pytorch.parallel.protocol import Check, Computed, Found, Held, Pattern
-from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.remembered import (
+from flatout.frameworks.pytorch.parallel.call_signature import (
     forgotten,
     has_numbers_of_floats,
     kept_graphs,
     remembered,
     skeleton,
 )
-from flatout.frameworks.pytorch.parallel.sharded import Sharded, part_of
+from flatout.frameworks.pytorch.parallel.cuts import Cut, Tensors, entering, guesses, part_entering
+from flatout.frameworks.pytorch.parallel.group import Lost
+from flatout.frameworks.pytorch.parallel.module_calls import hooked_module
+from flatout.frameworks.pytorch.parallel.outside_state import OutsideState
+from flatout.frameworks.pytorch.parallel.protocol import Check, Computed, Found, ParameterHolder, Pattern
+from flatout.frameworks.pytorch.parallel.random_numbers import BatchRandom, NoDropout
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.parallel.sharded_tensor import Sharded, part_of
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
@@ -61,9 +61,9 @@ class Confirmation:
         self._decided = True
 
     @contextmanager
-    def trial(self) -> Iterator[Silence]:
+    def trial(self) -> Iterator[NoDropout]:
         """A computation that is not the script's: nothing is printed, no mask is drawn, and nothing stays changed."""
-        module, silence = self._division.module(), Silence()
+        module, silence = self._division.module(), NoDropout()
         kept = ModuleState(module), RandomStates()
         try:
             with torch.enable_grad(), contextlib.redirect_stdout(io.StringIO()), silence.on(module):
@@ -178,13 +178,15 @@ class Confirmation:
         if num is None or num < group.world:
             return None, None, ""
         share = Share.of(inputs, cut.dims, num, group.world)
-        noise = Noise(share, group.rank, division.held.parameters)
+        noise = BatchRandom(share, group.rank, division.held.parameters)
         args, kwargs, entered = part_entering(args, kwargs, share, group.rank)
         mine: Any = None
         told, raised = None, "a part of a batch raises on another rank"
         try:
             with whole_batch(group, noise):
-                mine = Held.passed(division.held, division.compute, args, kwargs, Pattern(Cut(()), None), silent=True)
+                mine = ParameterHolder.passed(
+                    division.held, division.compute, args, kwargs, Pattern(Cut(()), None), silent=True
+                )
             told = [tuple(t.shape) for t in mine.outputs], skeleton(mine.value)
         except Lost:
             raise
@@ -231,7 +233,7 @@ class Confirmation:
 
     def check_gradients(self, check: Check, gradients: Sequence[Any]) -> None:
         """Compare the gradients of a call that was computed both ways, before it leads to an update."""
-        held, silence = self._division.held, Silence()  # what is checkpointed is computed once more
+        held, silence = self._division.held, NoDropout()  # what is checkpointed is computed once more
         with (
             self.nothing_outside(), self._refusing("its gradients cannot be compared"),
             silence.on(self._division.module()),

@@ -14,25 +14,25 @@ from typing import Any, NoReturn
 
 import torch
 
-from flatout.frameworks.pytorch.parallel import assembly, samples
+from flatout.frameworks.pytorch.parallel import assembly, sample_independence
 from flatout.frameworks.pytorch.parallel.assembly import Share
 from flatout.frameworks.pytorch.parallel.batch import DividedCall
+from flatout.frameworks.pytorch.parallel.call_signature import flags_of, skeleton
 from flatout.frameworks.pytorch.parallel.confirmation import Confirmation
 from flatout.frameworks.pytorch.parallel.cuts import Cut, Tensors
 from flatout.frameworks.pytorch.parallel.gradients import Aliases
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.later_calls import Changes, LastCalls
 from flatout.frameworks.pytorch.parallel.module_calls import called_modules
-from flatout.frameworks.pytorch.parallel.protocol import Check, Held, Pattern, is_rare
+from flatout.frameworks.pytorch.parallel.protocol import Check, ParameterHolder, Pattern, is_rare
 from flatout.frameworks.pytorch.parallel.refusal import FEWER_RANKS, ON_ONE_RANK, ChangesOutside, NotDivided
-from flatout.frameworks.pytorch.parallel.remembered import flags_of, skeleton
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 Compute = Callable[..., Any]
-Hold = Callable[[torch.nn.Module, Collection[int]], Held]
+Hold = Callable[[torch.nn.Module, Collection[int]], ParameterHolder]
 """Takes a module's parameters; told which modules it calls, by identity."""
 
-Planner = Callable[["ModelDivision", tuple[Any, ...], dict[str, Any], Pattern], Held]
+Planner = Callable[["ModelDivision", tuple[Any, ...], dict[str, Any], Pattern], ParameterHolder]
 """Finds how a model is divided, by a call of it and where the batch is in that, and takes its parameters."""
 
 NUM_CONFIRMED = 4
@@ -63,7 +63,7 @@ class Division:
         self.sharing = group
         self.replicas: Group | None = group if self.samples_tell else None
         """Those that compute a part of the batch each; None where there are none."""
-        self.held: Held = Aliases(module(), group)
+        self.held: ParameterHolder = Aliases(module(), group)
         self.hold: Hold | None = None
         """How parameters are held once it is known how calls are divided; None: as they are."""
         self.confirmation = Confirmation(self)
@@ -171,7 +171,11 @@ class Division:
             return True
         if shapes not in pattern.sizes and len(pattern.sizes) < NUM_CONFIRMED:
             return True
-        return self.samples_tell and samples.is_due(num) and not samples.agrees(self, pattern, args, kwargs)
+        return (
+            self.samples_tell
+            and sample_independence.is_due(num)
+            and not sample_independence.agrees(self, pattern, args, kwargs)
+        )
 
     def _stays_whole(self, pattern: Pattern, inputs: Tensors) -> bool:
         """Whether there are too few samples; or nothing of a rank's part counts, so that it has no way back."""

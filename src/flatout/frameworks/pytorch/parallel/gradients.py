@@ -19,7 +19,7 @@ from torch import nn
 
 from flatout.frameworks.pytorch.parallel.cuts import Tensors
 from flatout.frameworks.pytorch.parallel.group import Group, dist
-from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
+from flatout.frameworks.pytorch.parallel.protocol import Found, Leaves, ParameterHolder
 from flatout.frameworks.pytorch.parallel.stand_ins import StandIns
 from flatout.records.ranks import SUM_OF_GRADIENTS
 
@@ -140,7 +140,7 @@ def summed_in_buckets(tensors: Tensors, group: Group, name: str) -> Iterator[tor
     group.communication.num_buckets = max(group.communication.num_buckets, num_buckets)
 
 
-class Aliases(Held):
+class Aliases(ParameterHolder):
     """The parameters of one module, whole on every rank, and their stand-ins."""
 
     takes_mean = True
@@ -153,7 +153,7 @@ class Aliases(Held):
         self.parameters = self._stand_ins.parameters
 
     def renew(self) -> None:
-        """See `Held`."""
+        """See `ParameterHolder`."""
         if self._stand_ins.renew():
             self.parameters = self._stand_ins.parameters
             self._summings.clear()
@@ -165,25 +165,25 @@ class Aliases(Held):
 
     @property
     def leaves(self) -> list[torch.Tensor]:
-        """See `Held`."""
+        """See `ParameterHolder`."""
         return list(self.used)
 
     def in_place(self) -> AbstractContextManager[None]:
-        """See `Held`."""
+        """See `ParameterHolder`."""
         return self._stand_ins.in_place()
 
     @contextmanager
     def in_whole(self) -> Iterator[Leaves]:
-        """See `Held`."""
+        """See `ParameterHolder`."""
         with self.in_place():
             yield self.used
 
     def close(self) -> None:
-        """See `Held`."""
+        """See `ParameterHolder`."""
         self._summings.clear()
 
     def backward(self, outputs: Tensors, gradients: Tensors, *, keep: bool) -> Found:
-        """See `Held`.
+        """See `ParameterHolder`.
 
         The reducer takes the mean over ranks. A hook of ours in its place would run in a thread that may still need
         the interpreter when the process ends, and abort it.

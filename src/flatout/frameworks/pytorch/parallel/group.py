@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 
-from flatout.guest.rank_page import Page
+from flatout.guest.rank_status import StatusPage
 from flatout.records.ranks import RankPlace
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Lost(RuntimeError):
 class Group:
     """All ranks of a run, as seen by one of them."""
 
-    def __init__(self, me: RankPlace, page: Page, *, limit_s: float) -> None:
+    def __init__(self, me: RankPlace, page: StatusPage, *, limit_s: float) -> None:
         self.me, self.page = me, page
         self.rank, self.world = me.rank, me.world
         self.name, self.ranks = "world", list(range(me.world))

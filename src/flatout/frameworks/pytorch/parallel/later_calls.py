@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from flatout.frameworks.pytorch.parallel.call_signature import SIMPLE
 from flatout.frameworks.pytorch.parallel.cuts import entering
 from flatout.frameworks.pytorch.parallel.group import Lost
 from flatout.frameworks.pytorch.parallel.outside_state import OutsideState, copied_safely, is_same
 from flatout.frameworks.pytorch.parallel.protocol import Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.remembered import SIMPLE
 from flatout.frameworks.pytorch.seams.module_state import INTERNAL
 
 if TYPE_CHECKING:

@@ -108,7 +108,7 @@ FLOPS_PER_PARAMETER = 100
 
 
 @dataclass(slots=True)
-class Made:
+class CallRecord:
     """One call of a module, with positional and named arguments, the very objects."""
 
     module: nn.Module
@@ -126,7 +126,7 @@ class Timeline:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.calls: list[Made] = []
+        self.calls: list[CallRecord] = []
         """Of modules within it, in the order in which they began."""
         self.reads: dict[int, set[tuple[int, tuple[int, ...]]]] = {}
         """Of each parameter, by identity: when it was computed with, and within which calls."""
@@ -154,7 +154,7 @@ class Timeline:
 
     def _through(self, module: nn.Module) -> Callable[..., Any]:
         def called(*args: Any, **kwargs: Any) -> Any:
-            made = Made(module, len(self.calls), (args, kwargs), tuple(self._within))
+            made = CallRecord(module, len(self.calls), (args, kwargs), tuple(self._within))
             self.calls.append(made)
             self.costs.append(0.0)
             self._within.append(made.begin)

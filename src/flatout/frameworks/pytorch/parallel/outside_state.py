@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from flatout.frameworks.pytorch.parallel.call_signature import SIMPLE, Fields, copied
 from flatout.frameworks.pytorch.parallel.refusal import ChangesOutside
-from flatout.frameworks.pytorch.parallel.remembered import SIMPLE, Fields, copied
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.parallel.division import Division

@@ -20,14 +20,14 @@ from torch import nn
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
 from flatout.frameworks.pytorch.parallel.cuts import Tensors, part_entering
-from flatout.frameworks.pytorch.parallel.draws import drawn_apart
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
-from flatout.frameworks.pytorch.parallel.parts import Parts
+from flatout.frameworks.pytorch.parallel.partial_parameters import Parts
 from flatout.frameworks.pytorch.parallel.pipeline_exchanges import Line, Parcel
 from flatout.frameworks.pytorch.parallel.pipeline_stage import AnotherWay, Computation, Stage
-from flatout.frameworks.pytorch.parallel.protocol import Found, Passed, Pattern
+from flatout.frameworks.pytorch.parallel.protocol import ForwardResult, Found, Pattern
+from flatout.frameworks.pytorch.parallel.random_numbers import drawn_apart
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Placement
+from flatout.frameworks.pytorch.parallel.sharded_tensor import REPLICATE, Placement
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 MICRO_BATCHES_PER_RANK = 4
@@ -50,8 +50,10 @@ class PipelineParts(Parts):
         """See `Parts`."""
         return self.stage.in_place()
 
-    def passed(self, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: Pattern, *, silent: bool) -> Passed:
-        """See `Held`; or `NotDivided`."""
+    def passed(
+        self, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: Pattern, *, silent: bool
+    ) -> ForwardResult:
+        """See `ParameterHolder`; or `NotDivided`."""
         draws = drawn_apart(self.group.rank) if pattern.masks and not silent else nullcontext()
         made = _Pass(self, pattern, args, kwargs)
         with torch.enable_grad(), draws, self.in_place():
@@ -64,7 +66,7 @@ class PipelineParts(Parts):
         )  # fmt: skip
 
     def evaluated(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """See `Held`: by every rank, with gathered parameters; it may take another way than training."""
+        """See `ParameterHolder`: by every rank, with gathered parameters; it may take another way than training."""
         with self.in_whole():
             return compute(*args, **kwargs)
 
@@ -82,7 +84,7 @@ class _MicroBatch:
 
 
 class _Pass:
-    """One call; see `Passed`."""
+    """One call; see `ForwardResult`."""
 
     def __init__(self, held: PipelineParts, pattern: Pattern, args: Any, kwargs: Any) -> None:
         inputs = tensors_of((args, kwargs), unique=False)
@@ -174,7 +176,7 @@ class _Pass:
         return map_tensors(lambda tensor: whole[id(tensor)], values[0])
 
     def backward(self, gradients: Sequence[Any], *, keep: bool) -> tuple[Found, Found]:
-        """See `Passed`."""
+        """See `ForwardResult`."""
         held = self._held
         held.forget_gradients()
         for number, micro in enumerate(self._micro_batches):

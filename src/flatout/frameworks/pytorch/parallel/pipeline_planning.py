@@ -32,7 +32,7 @@ from flatout.frameworks.pytorch.parallel.pipeline_parts import (
 from flatout.frameworks.pytorch.parallel.pipeline_stage import Computation, Placeholders, Stage, StagePlan, shapes_of
 from flatout.frameworks.pytorch.parallel.protocol import Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Placement, can_be_cut
+from flatout.frameworks.pytorch.parallel.sharded_tensor import REPLICATE, Placement, can_be_cut
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 

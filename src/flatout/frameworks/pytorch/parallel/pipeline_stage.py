@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from flatout.frameworks.pytorch.parallel.call_signature import skeleton
 from flatout.frameworks.pytorch.parallel.cuts import Tensors
 from flatout.frameworks.pytorch.parallel.module_calls import Timeline, intercepted, plainly, without_fast_path
-from flatout.frameworks.pytorch.parallel.remembered import skeleton
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of

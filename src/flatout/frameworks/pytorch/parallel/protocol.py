@@ -17,7 +17,7 @@ from torch import nn
 
 from flatout.frameworks.pytorch.parallel.assembly import Rule
 from flatout.frameworks.pytorch.parallel.cuts import Cut, Tensors
-from flatout.frameworks.pytorch.parallel.sharded import part_of
+from flatout.frameworks.pytorch.parallel.sharded_tensor import part_of
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 Found = list[torch.Tensor | None]
@@ -86,14 +86,14 @@ class Computed:
 
 @dataclass(slots=True)
 class Check:
-    """A call that was computed on the whole batch and by ranks (`Passed`), to be gone back through both ways."""
+    """A call that was computed on the whole batch and by ranks (`ForwardResult`), to be gone back through both ways."""
 
     whole: Computed
     mine: Any
     inputs: Any
 
 
-class Passed(Protocol):
+class ForwardResult(Protocol):
     """A call that was computed: what the module returned, and the tensors in it."""
 
     value: Any
@@ -103,7 +103,7 @@ class Passed(Protocol):
         """Gradients of all parameters and of inputs that want one, from those of outputs; `keep` the graph or not."""
 
 
-class Held:
+class ParameterHolder:
     """The parameters of one module on this rank."""
 
     takes_mean = False
@@ -159,7 +159,9 @@ class Held:
             for one, former in zip(parts, kept, strict=True):
                 one.data.copy_(former)
 
-    def passed(self, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: Pattern, *, silent: bool) -> Passed:
+    def passed(
+        self, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: Pattern, *, silent: bool
+    ) -> ForwardResult:
         """Compute a call of the kind that `pattern` tells of; `silent`: nothing is drawn within."""
         del pattern, silent
         with torch.enable_grad(), self.in_place():
@@ -180,10 +182,10 @@ class Held:
 
 
 class Pass:
-    """A call that was computed with what a rank holds; see `Passed`. `around` is entered on its way back."""
+    """A call that was computed with what a rank holds; see `ForwardResult`. `around` is entered on its way back."""
 
     def __init__(
-        self, held: Held, value: Any, args: Any, kwargs: Any, around: Callable[[], Any] = nullcontext
+        self, held: ParameterHolder, value: Any, args: Any, kwargs: Any, around: Callable[[], Any] = nullcontext
     ) -> None:  # fmt: skip
         self.value, self.outputs = value, tensors_of(value)
         self._held, self._around = held, around
@@ -192,7 +194,7 @@ class Pass:
             self._leaving = [t.view_as(t) if t.is_leaf and t.requires_grad else t for t in self.outputs]
 
     def backward(self, gradients: Sequence[Any], *, keep: bool) -> tuple[Found, Found]:
-        """See `Passed`."""
+        """See `ForwardResult`."""
         pairs = [(o, g) for o, g in zip(self._leaving, gradients, strict=True) if g is not None and o.requires_grad]
         for tensor in self._entered:
             tensor.grad = None

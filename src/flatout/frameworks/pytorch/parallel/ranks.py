@@ -29,18 +29,18 @@ from flatout.frameworks.pytorch.parallel.division import Division, ModelDivision
 from flatout.frameworks.pytorch.parallel.equality import RunningCheck
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import Sharded
+from flatout.frameworks.pytorch.parallel.sharded_tensor import Sharded
 from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall
 from flatout.frameworks.pytorch.seams.patches import Patch
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
-from flatout.guest.rank_page import Page, page_file, read
+from flatout.guest.rank_status import StatusPage, page_file, read
 from flatout.records.ranks import (
     EXIT_LOST,
     MODEL_MODES,
     SHARDED_MODES,
     STACKS_SIGNAL,
+    RankConfig,
     RankPlace,
-    Terms,
     ended_file,
     ends_of,
     leave,
@@ -51,7 +51,7 @@ from flatout.records.ranks import (
 )
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.parallel.sharding import Sharding
+    from flatout.frameworks.pytorch.parallel.sharded_models import Sharding
 
 BEYOND_S = 60.0
 """So much longer than the parent an exchange waits: who looks at all ranks has more to say than one of them."""
@@ -67,7 +67,7 @@ that is ending: on a busy machine an interpreter may take long to."""
 class Ranks:
     """This process as one of the ranks."""
 
-    def __init__(self, me: RankPlace, terms: Terms, calls: Calls) -> None:
+    def __init__(self, me: RankPlace, terms: RankConfig, calls: Calls) -> None:
         self._terms, self._calls, self.mode = terms, calls, terms.mode
         if "OMP_NUM_THREADS" not in os.environ:  # each rank of this machine has its share of the cores
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -75,14 +75,16 @@ class Ranks:
         place = Path(terms.folder)
         self._stacks = open(stacks_file(place, me.rank), "w")  # noqa: SIM115  written to when the process hangs
         faulthandler.register(STACKS_SIGNAL, self._stacks)
-        self.group = Group(me, Page(page_file(place, me.rank), held_bytes), limit_s=terms.hang_timeout_s + BEYOND_S)
+        self.group = Group(
+            me, StatusPage(page_file(place, me.rank), held_bytes), limit_s=terms.hang_timeout_s + BEYOND_S
+        )
         self.group.on_lost, self.group.on_child = self._lost, self._refuse_child
         self._check = RunningCheck(self.group, self._trained)
         self._patch: Patch | None = None
         self._trains = self._has_divided = False
         self._sharding: Sharding | None = None
         if terms.mode in SHARDED_MODES:
-            from flatout.frameworks.pytorch.parallel.sharding import Sharding
+            from flatout.frameworks.pytorch.parallel.sharded_models import Sharding
 
             self._sharding = Sharding(self.group, terms, self._refuse)
         self._pid = os.getpid()

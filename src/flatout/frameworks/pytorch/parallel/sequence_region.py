@@ -22,7 +22,7 @@ from flatout.frameworks.pytorch.parallel import tensor_exchanges
 from flatout.frameworks.pytorch.parallel.cuts import bounds
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE
+from flatout.frameworks.pytorch.parallel.sharded_tensor import REPLICATE
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 Key = tuple[int, str, int]

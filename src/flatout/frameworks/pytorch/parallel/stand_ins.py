@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Placement, become, part_of
+from flatout.frameworks.pytorch.parallel.sharded_tensor import REPLICATE, Placement, become, part_of
 from flatout.frameworks.pytorch.parallel.torch_function import hook_of_wholes
 
 T = TypeVar("T", bound=torch.Tensor)

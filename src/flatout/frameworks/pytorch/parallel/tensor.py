@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.division import ModelDivision
-from flatout.frameworks.pytorch.parallel.draws import drawn_apart
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.parts import Parts
-from flatout.frameworks.pytorch.parallel.protocol import Pass, Passed, Pattern
+from flatout.frameworks.pytorch.parallel.partial_parameters import Parts
+from flatout.frameworks.pytorch.parallel.protocol import ForwardResult, Pass, Pattern
+from flatout.frameworks.pytorch.parallel.random_numbers import drawn_apart
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sequence_planning import SequencePlan
 from flatout.frameworks.pytorch.parallel.sequence_region import Region, partial_of
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Placement
+from flatout.frameworks.pytorch.parallel.sharded_tensor import REPLICATE, Placement
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
 from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan, Watched, agrees
 from flatout.frameworks.pytorch.seams.trees import tensors_of
@@ -44,15 +44,17 @@ class TensorParts(Parts):
         """See `Parts`."""
         return self.engine.in_parts()
 
-    def passed(self, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: Pattern, *, silent: bool) -> Passed:
-        """See `Held`."""
+    def passed(
+        self, compute: Callable[..., Any], args: Any, kwargs: Any, pattern: Pattern, *, silent: bool
+    ) -> ForwardResult:
+        """See `ParameterHolder`."""
         self._draws_masks = self._draws_masks or pattern.masks
         draws = self._apart if pattern.masks and not silent else nullcontext
         with torch.enable_grad(), self.drawing(draws), self.in_place():
             return Pass(self, compute(*args, **kwargs), args, kwargs, lambda: self.drawing(draws))
 
     def evaluated(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """See `Held`."""
+        """See `ParameterHolder`."""
         self.renew()
         with self.drawing(self._apart if self._draws_masks else nullcontext), self.in_place():
             return compute(*args, **kwargs)

@@ -20,12 +20,12 @@ from torch import nn
 
 from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.cuts import bounds
-from flatout.frameworks.pytorch.parallel.draws import drawn_apart
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
-from flatout.frameworks.pytorch.parallel.module_calls import Made, Timeline
+from flatout.frameworks.pytorch.parallel.module_calls import CallRecord, Timeline
+from flatout.frameworks.pytorch.parallel.random_numbers import drawn_apart
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sequence_region import Region
-from flatout.frameworks.pytorch.parallel.sharded import Placement, can_be_cut, part_of
+from flatout.frameworks.pytorch.parallel.sharded_tensor import Placement, can_be_cut, part_of
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Kind, Layer, replaced
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
@@ -55,7 +55,7 @@ class Watched:
         """Make the call."""
         timeline = Timeline(self.module)
         value = timeline.watch(compute, args, kwargs)
-        calls = [Made(self.module, 0, (args, kwargs), (), value), *timeline.calls]
+        calls = [CallRecord(self.module, 0, (args, kwargs), (), value), *timeline.calls]
         nums = Counter(id(call.module) for call in calls)
         self.order = list({id(call.module): call.module for call in calls}.values())
         for call in calls:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import (
+from flatout.frameworks.pytorch.parallel.sharded_tensor import (
     REPLICATE,
     Copied,
     Gathered,

@@ -17,11 +17,11 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
+from flatout.frameworks.pytorch.input.items.cached_batches import StoredItems
 from flatout.frameworks.pytorch.input.items.fused import FusedFetch, FusedFetcher, SetAsideError
 from flatout.frameworks.pytorch.input.items.snapshot import copied
-from flatout.frameworks.pytorch.input.items.stored import StoredItems
-from flatout.frameworks.pytorch.input.opened import Recorded
-from flatout.guest.plain_lines import caller_in
+from flatout.frameworks.pytorch.input.plain_iterator import Recorded
+from flatout.guest.caller_frames import caller_in
 
 
 class InProcess(Recorded, _BaseDataLoaderIter):

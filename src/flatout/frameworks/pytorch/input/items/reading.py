@@ -20,7 +20,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset
 
-from flatout.frameworks.pytorch.input.items import operations, randomness, vision
+from flatout.frameworks.pytorch.input.items import operations, random_transforms, vision
 from flatout.frameworks.pytorch.input.items.lookup import Lookup
 from flatout.frameworks.pytorch.input.items.program import Program
 from flatout.frameworks.pytorch.input.items.recording import Recording, Seen, Unread
@@ -348,7 +348,7 @@ class Reader:
         if chain is not None:
             recording.of_type(callee, type(value))
             return self._run(chain, [callee, *given], named)
-        random = randomness.of_transform(value)
+        random = random_transforms.of_transform(value)
         if random is not None and len(given) == 1 and not named:
             return recording.draw(callee, given[0], random)
         if value is len and len(given) == 1 and not given[0].varies:

@@ -30,7 +30,7 @@ from flatout.frameworks.pytorch.input.items.program import (
     require_truth,
     slots_of,
 )
-from flatout.frameworks.pytorch.input.items.randomness import RandomTransform, kinds_of
+from flatout.frameworks.pytorch.input.items.random_transforms import RandomTransform, kinds_of
 from flatout.frameworks.pytorch.input.items.rows import Rows, Unvectorised, kind_of
 from flatout.guest.interruptions import let_through
 

@@ -31,7 +31,7 @@ Habit: TypeAlias = dict[int, torch.device]
 
 
 @dataclass(eq=False)
-class Leaf:
+class TensorInfo:
     """What is known of one tensor of a batch.
 
     Attributes:
@@ -55,11 +55,11 @@ class Known:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def know(self, tensor: torch.Tensor, leaf: Leaf) -> None:
+    def know(self, tensor: torch.Tensor, leaf: TensorInfo) -> None:
         """From now on this is known of a tensor, as long as it stays what it is."""
         self._entries[tensor] = tensor._version, tensor.data_ptr(), leaf
 
-    def take(self, tensor: torch.Tensor) -> Leaf | None:
+    def take(self, tensor: torch.Tensor) -> TensorInfo | None:
         """What is known, for the last time; None where the tensor was changed, as far as PyTorch counts."""
         version, place, leaf = self._entries.pop(tensor, (None, None, None))
         return leaf if (version, place) == (tensor._version, tensor.data_ptr()) else None
@@ -74,9 +74,9 @@ class Line:
 
     def __init__(self, loader: DataLoader[Any], habit: Habit) -> None:
         self.habit = habit
-        self.given: list[Leaf] = []
+        self.given: list[TensorInfo] = []
         """What is known of the tensors of the batch that the script has, where their copies were begun early."""
-        self.begun: list[Leaf] = []
+        self.begun: list[TensorInfo] = []
         """The same of the batch that waits."""
         self._may = _may_be_asked_early(loader)
         self._waiting: deque[tuple[Any, Exception | None]] = deque()

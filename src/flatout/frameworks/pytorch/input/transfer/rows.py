@@ -14,7 +14,7 @@ import torch
 from flatout.frameworks.pytorch.input.budget import may_take_bytes
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.input.items.store import Column, Places
+    from flatout.frameworks.pytorch.input.items.item_cache import Column, Places
     from flatout.frameworks.pytorch.input.transfer.device import Device
 
 NUM_BEFORE = 20

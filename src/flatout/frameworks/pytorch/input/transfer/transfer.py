@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.input.items.shadow import EVERY, NUM_FIRST, difference
-from flatout.frameworks.pytorch.input.transfer.ahead import Fetch, Habit, Known, Leaf, Line
+from flatout.frameworks.pytorch.input.transfer.ahead import Fetch, Habit, Known, Line, TensorInfo
 from flatout.frameworks.pytorch.input.transfer.device import CudaDevices, Device
 from flatout.frameworks.pytorch.input.transfer.rows import Rows
 from flatout.frameworks.pytorch.input.transfer.seams import Seams, Target
@@ -29,7 +29,7 @@ from flatout.guest.interruptions import let_through
 from flatout.machine.control_groups import free_memory_bytes
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.input.items.store import Column, Places
+    from flatout.frameworks.pytorch.input.items.item_cache import Column, Places
 
 Part: TypeAlias = Literal["prefetch", "store"]
 
@@ -113,14 +113,14 @@ class Transfer:
                 line.begun = self._know(early, line.habit, begin=True)
         return batch
 
-    def _know(self, batch: Any, habit: Habit, *, begin: bool = False) -> list[Leaf]:
+    def _know(self, batch: Any, habit: Habit, *, begin: bool = False) -> list[TensorInfo]:
         """Remember the tensors of a batch; `begin`: and begin to copy those that the script is used to copy."""
         leaves = []
         try:
             for place, tensor in enumerate(tensors_of(batch)):
                 if not _is_plain(tensor):
                     continue
-                leaf = self._known.take(tensor) or Leaf()
+                leaf = self._known.take(tensor) or TensorInfo()
                 leaf.habit, leaf.place = habit, place
                 leaves.append(leaf)
                 self._known.know(tensor, leaf)
@@ -136,7 +136,7 @@ class Transfer:
     def gathered(self, tensor: torch.Tensor, column: Column, places: Places) -> None:
         """A tensor consists of kept rows."""
         if "store" in self.parts and _is_plain(tensor):
-            self._known.know(tensor, Leaf(rows=Rows(column, places)))
+            self._known.know(tensor, TensorInfo(rows=Rows(column, places)))
 
     # -- copies --------------------------------------------------------------------------------------------------
 

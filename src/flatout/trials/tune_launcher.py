@@ -20,9 +20,9 @@ from flatout.judge.paired import SCREENING, Extent
 from flatout.judge.result import Launched, Result, Verdict
 from flatout.records.plan import Outcome, Trial
 from flatout.trials import conclude
+from flatout.trials.child_failures import CandidateFailed
 from flatout.trials.conduct import Conduct
-from flatout.trials.ends import CandidateFailed
-from flatout.trials.samples_of_runs import Sample, Setting
+from flatout.trials.short_runs import Setting, ShortRun
 from flatout.trials.starts import Starts
 from flatout.trials.terms import Goal, Show
 
@@ -55,7 +55,7 @@ class LaunchedRanks:
         self._share = 0.0
         self._begun_s = time.perf_counter()
         self._asked_s: float | None = None
-        self._plain: Sample
+        self._plain: ShortRun
 
     # -- one rank alone ------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class LaunchedRanks:
     def _spent_s(self) -> float:
         return time.perf_counter() - self._begun_s
 
-    def _require_world(self, plain: Sample) -> None:
+    def _require_world(self, plain: ShortRun) -> None:
         """Ranks must be told of their world by the environment: else one of them cannot be run alone."""
         told = plain.environment()
         num_told = int(next((told[name] for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE") if told.get(name)), "1"))

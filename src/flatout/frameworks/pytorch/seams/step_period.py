@@ -29,10 +29,10 @@ PREMATURE = 32
 """A period that held for no more updates than this was believed too early: the search goes on where it began."""
 
 
-class Rhythm:
+class StepPeriod:
     """Learns the period and says where it ends.
 
-    >>> rhythm = Rhythm()
+    >>> rhythm = StepPeriod()
     >>> [rhythm.update(name) for name in "DGDGDGDGDG"]
     [False, False, False, False, False, True, False, True, False, True]
     """

@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from flatout.frameworks.pytorch.input.items.fused import FusedFetch, FusedFetcher, Reading, computed
+from flatout.frameworks.pytorch.input.items.item_cache import Column, ItemCache, Places, Room
 from flatout.frameworks.pytorch.input.items.rows import OneThread, Unvectorised
 from flatout.frameworks.pytorch.input.items.shadow import Shadow
 from flatout.frameworks.pytorch.input.items.sources import Sources
-from flatout.frameworks.pytorch.input.items.store import Column, Places, Room, Store
 from flatout.guest.interruptions import is_interruption, let_through
 
 MOST_FAILURES = 8
@@ -92,7 +92,7 @@ class Keeper:
         self.reading = reading
         self.room = room
         self.why_not: str | None = None
-        self.store: Store | None = None
+        self.store: ItemCache | None = None
         self.sources: Sources | None = None
         self.shadow = Shadow()
         self.num_failures = 0
@@ -120,7 +120,7 @@ class Keeper:
             try:
                 sources = Sources(program)
                 sources.mark(self.reading.dataset)
-                self.store = Store(len(self.reading.dataset), self.room)
+                self.store = ItemCache(len(self.reading.dataset), self.room)
                 self.sources = sources
             except Unvectorised as problem:
                 self.why_not = str(problem)
@@ -157,7 +157,7 @@ class Keeper:
         except Exception as problem:  # noqa: BLE001  whatever it is, plain is there
             self.set_aside(f"{type(problem).__name__} when its items were computed")
 
-    def put(self, store: Store, indices: Sequence[int], mark: Any, batch: Any) -> None:
+    def put(self, store: ItemCache, indices: Sequence[int], mark: Any, batch: Any) -> None:
         """Keep the items of a batch, where they can be."""
         try:
             store.put(indices, mark, batch)
@@ -198,7 +198,7 @@ class StoredFetcher:
         finally:
             keeper.lock.release()
 
-    def _fetched(self, store: Store, indices: list[int]) -> Any:
+    def _fetched(self, store: ItemCache, indices: list[int]) -> Any:
         inner, keeper = self._inner, self._keeper
         assert keeper.sources is not None
         try:

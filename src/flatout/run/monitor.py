@@ -19,7 +19,7 @@ from flatout.child.pace import Pace, usual_step_s
 from flatout.judge.paired import Pair
 from flatout.judge.sequential import Bets, needed
 from flatout.records.trace import Window
-from flatout.run.windows_of_run import WINDOW_S, Ask, Sides, steps_in
+from flatout.run.run_windows import WINDOW_S, Sides, WindowRequest, steps_in
 
 ERROR = 0.01
 """How often a run may be wrong in what it releases or engages again, over all its looks together."""
@@ -131,7 +131,7 @@ class _Look:
         return "; ".join(seen + (["something was compiled in them"] if self.num_compiled * 2 > self.num_tried else []))
 
 
-class Guard:
+class Monitor:
     """Watches a run from the end of its check on.
 
     Attributes:
@@ -176,11 +176,11 @@ class Guard:
         self._asking = self._watching()
         next(self._asking)
 
-    def free(self, window: Window) -> Ask | None:
+    def free(self, window: Window) -> WindowRequest | None:
         """A window that nobody asked for."""
         return self._asking.send(window)
 
-    def answered(self, window: Window | None) -> Ask | None:
+    def answered(self, window: Window | None) -> WindowRequest | None:
         """What was asked for has been done; None where nothing is asked."""
         return self._asking.send(window)
 
@@ -188,7 +188,7 @@ class Guard:
         """Levers were engaged or released for a look."""
         self.cost_s += took_s if self._look is not None else 0.0
 
-    def _watching(self) -> Generator[Ask | None, Window | None, None]:
+    def _watching(self) -> Generator[WindowRequest | None, Window | None, None]:
         """Follow free windows, and look where there is reason to: `None` waits for the next of them."""
         next_s = None
         while True:
@@ -216,7 +216,7 @@ class Guard:
                 elif not self._may_begin(look):
                     yield self._sides.stay(self.engaged)
 
-    def _pair(self, look: _Look) -> Generator[Ask, Window | None, str]:
+    def _pair(self, look: _Look) -> Generator[WindowRequest, Window | None, str]:
         """Measure a pair; what the look says then, see `_Look.verdict`."""
         pair = Pair.drawn(self._lots)
         while pair.order:
@@ -243,7 +243,7 @@ class Guard:
             cost_s += gap_s * self._pace.alike(steps_in(WINDOW_S, self._step_s))
         return cost_s <= MOST_COST * (self._now_s - self._begun_s)
 
-    def _decide(self, look: _Look, *, change: bool) -> Ask:
+    def _decide(self, look: _Look, *, change: bool) -> WindowRequest:
         """The look is over."""
         self._look = None
         self._num_looks += 1

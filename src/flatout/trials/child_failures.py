@@ -15,7 +15,7 @@ from flatout.errors import FlatoutError, Inconclusive, ScriptError
 from flatout.frameworks import kind
 from flatout.records.trace import End, Failure, Header, Levers, Record
 from flatout.report.words import nearby, printable
-from flatout.run.launch import Ended, tail
+from flatout.run.child_process import Ended, tail
 from flatout.run.script import Script
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from flatout.records.ranks import Terms, refuse
+from flatout.records.ranks import RankConfig, refuse
 
 
 def share_folders(folder: str) -> None:
@@ -44,7 +44,7 @@ def refuse_stdin(folder: str, rank: int, world: int) -> None:
 class _Refusing(io.RawIOBase):
     def __init__(self, folder: str, rank: int, world: int) -> None:
         super().__init__()
-        self._rank, self._terms = rank, Terms(num_ranks=world, folder=folder)
+        self._rank, self._terms = rank, RankConfig(num_ranks=world, folder=folder)
 
     def readable(self) -> bool:
         return True

@@ -32,7 +32,7 @@ from flatout.records.trace import Census, Levers, Scaling, Window
 from flatout.trials import windows
 from flatout.trials.bench import Bench
 from flatout.trials.budget import Budget
-from flatout.trials.ends import CandidateFailed
+from flatout.trials.child_failures import CandidateFailed
 
 MOST_WAIT_S = 120.0
 """How long to wait at most for other processes to leave the machine alone."""
@@ -53,7 +53,7 @@ FINDINGS = "findings.json"
 R = TypeVar("R", Stacks, HostReads)
 
 
-class Plain:
+class Baseline:
     """The plain script, as far as it has been looked at."""
 
     def __init__(

@@ -21,15 +21,15 @@ from torch import nn
 from flatout.frameworks.pytorch.parallel.cuts import Tensors
 from flatout.frameworks.pytorch.parallel.fully_sharded import Mesh, fully_sharded, groups_of, set_sums, silently, units
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
+from flatout.frameworks.pytorch.parallel.protocol import Found, Leaves, ParameterHolder
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import Sharded, become, can_be_cut, in_rows
+from flatout.frameworks.pytorch.parallel.sharded_tensor import Sharded, become, can_be_cut, in_rows
 from flatout.frameworks.pytorch.parallel.stand_ins import refuse_others, take_place
 
 Refuse = Callable[[NotDivided], Any]
 
 
-class Shards(Held):
+class Shards(ParameterHolder):
     """The parameters of one module, of each some rows; they are sharded now, by the modules that a call of it calls."""
 
     takes_mean = True
@@ -119,7 +119,7 @@ class Shards(Held):
             self._put_back()
 
     def evaluated(self, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """See `Held`: nothing stays gathered."""
+        """See `ParameterHolder`: nothing stays gathered."""
         with self.in_place():
             try:
                 return compute(*args, **kwargs)
@@ -142,7 +142,7 @@ class Shards(Held):
             return [p._version for p in self.parameters]
 
     def backward(self, outputs: Tensors, gradients: Tensors, *, keep: bool) -> Found:
-        """See `Held`."""
+        """See `ParameterHolder`."""
         found = self._gone_back(outputs, gradients, keep=keep, all_used=True)
         used = self._group.anywhere([id(p) in self._used for p in self.parameters], "which parameters were used")
         return [one if was else None for one, was in zip(found, used, strict=True)]
@@ -157,7 +157,7 @@ class Shards(Held):
                 gathered.register_post_accumulate_grad_hook(lambda _, key=key: self._used.add(key))
 
     def gradients(self, outputs: Tensors, gradients: Tensors, leaves: Leaves) -> Found:
-        """See `Held`; the leaves are its own. No rank has a gradient that others lack."""
+        """See `ParameterHolder`; the leaves are its own. No rank has a gradient that others lack."""
         del leaves
         with self._group.communication.in_full():
             found = self._gone_back(outputs, gradients, keep=False, all_used=False)

@@ -15,11 +15,11 @@ from flatout.judge.proof import RUNS, Aim, Asked, Proof
 from flatout.machine.read import read_machine
 from flatout.records.ceilings import Machine
 from flatout.run import choice, folder, isolation, sources
-from flatout.run.choice import Engagement, Here, Wish
-from flatout.run.launched import framework_version
+from flatout.run.choice import Engagement, Environment, RunOptions
+from flatout.run.launcher_command import framework_version
 from flatout.run.script import Script, check_source
 from flatout.trials.proving import inputs
-from flatout.trials.proving.conduct import Proving, former
+from flatout.trials.proving.loop import Proving, former
 from flatout.trials.proving.whole_run import Setting
 from flatout.trials.terms import Show
 
@@ -94,8 +94,8 @@ def proved(script: Script, request: ProveRequest, show: Show) -> Proof:
         return Proving(setting, request.aim, _typed(request), show).run()
 
 
-def _here(script: Script, machine: Machine) -> Here:
-    return Here(
+def _here(script: Script, machine: Machine) -> Environment:
+    return Environment(
         script=script.name,
         arguments=script.arguments,
         machine=lambda: machine,
@@ -120,7 +120,7 @@ def _typed(request: ProveRequest) -> tuple[str, str]:
     return shlex.join(named), shlex.join(rest)
 
 
-def _chosen(script: Script, request: ProveRequest, here: Here) -> Engagement:
+def _chosen(script: Script, request: ProveRequest, here: Environment) -> Engagement:
     """The levers to prove.
 
     Raises:
@@ -128,7 +128,7 @@ def _chosen(script: Script, request: ProveRequest, here: Here) -> Engagement:
     """
     named = request.levers is not None
     wanted = choice.parse_levers(request.levers, here.registry, here.machine) if request.levers is not None else None
-    found = choice.engagement(Wish(plan=request.plan, levers=wanted, accept=request.accept), here)
+    found = choice.engagement(RunOptions(plan=request.plan, levers=wanted, accept=request.accept), here)
     if not named:
         found = choice.for_one_process(found, here.registry)
     if not found.levers and not named:

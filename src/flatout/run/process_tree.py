@@ -30,7 +30,7 @@ class Process:
     session: int
 
 
-class Kin:
+class ProcessTree:
     """All that one child has started."""
 
     def __init__(self, pid: int) -> None:

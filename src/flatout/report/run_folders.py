@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flatout.errors import UsageError
 from flatout.judge import contrast as contrasts
-from flatout.judge import proof, rank_steps, result, samples
+from flatout.judge import proof, rank_steps, result, trace_windows
 from flatout.run import folder
 
 if TYPE_CHECKING:
@@ -56,4 +56,4 @@ def contrast(first: str, second: str) -> Contrast:
             hint="`ls .flatout` lists the others",
         )
     one, other = (report(str(place)) for place in places)
-    return contrasts.contrast(one, other, *(samples.gather(place) for place in places))
+    return contrasts.contrast(one, other, *(trace_windows.gather(place) for place in places))

@@ -22,7 +22,7 @@ from flatout.errors import cannot_write
 from flatout.records.as_json import to_json
 from flatout.records.trace import End, Failure, Header, Ready, Record
 from flatout.records.trace_file import Follower
-from flatout.run.kin import Kin
+from flatout.run.process_tree import ProcessTree
 
 BOOTSTRAP = Path(__file__).parent.parent / "child" / "bootstrap"
 POLL_S = 0.02
@@ -159,7 +159,7 @@ class Child:
         self._follower = Follower(launch.session.trace)
         self._log: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._kin: Kin  # from its start on
+        self._kin: ProcessTree  # from its start on
         self._orders = -1
         self._number = 0
         self.records: list[Record] = []
@@ -194,7 +194,7 @@ class Child:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._kin = Kin(self._process.pid)
+        self._kin = ProcessTree(self._process.pid)
 
     def __exit__(self, *_: object) -> None:
         self.end()

@@ -32,7 +32,7 @@ TELL_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stand:
+class RankStatus:
     """Where a rank stands."""
 
     num_begun: int = 0
@@ -62,7 +62,7 @@ def page_file(folder: Path, rank: int) -> Path:
     return folder / f"page-{rank}"
 
 
-class Page:
+class StatusPage:
     """The page of this rank.
 
     Args:
@@ -127,7 +127,7 @@ class Page:
         )  # fmt: skip
 
 
-def read(path: Path) -> Stand | None:
+def read(path: Path) -> RankStatus | None:
     """Where the rank of a page stands, or stood last; None where there is no page yet."""
     try:
         page = path.read_bytes()
@@ -140,7 +140,7 @@ def read(path: Path) -> Stand | None:
     with contextlib.suppress(ValueError):  # while it is being written
         kinds = json.loads(text) if text else {}
     begun, ended, since_s, waited_s, first_s, memory_bytes, name = _LAYOUT.unpack(raw)
-    return Stand(
+    return RankStatus(
         num_begun=begun, num_ended=ended, since_s=since_s, waited_s=waited_s, first_s=first_s,
         memory_bytes=memory_bytes, name=name.rstrip(b"\0").decode(errors="replace"), kinds=kinds,
     )  # fmt: skip

@@ -16,10 +16,10 @@ from flatout.judge.paired import Extent, Pair, Pairs
 from flatout.judge.sequential import Looks
 from flatout.records.facts import Facts
 from flatout.records.trace import Levers, Window
-from flatout.run.guard import FAR_APART, Guard
-from flatout.run.windows_of_run import LIMIT_S, WINDOW_S, Answer, Ask, Sides, steps_in
+from flatout.run.monitor import FAR_APART, Monitor
+from flatout.run.run_windows import LIMIT_S, WINDOW_S, Sides, WindowRequest, WindowResult, steps_in
 
-Learner = Callable[[Facts], Generator[Ask, Answer, Any]]
+Learner = Callable[[Facts], Generator[WindowRequest, WindowResult, Any]]
 """Makes somebody who tries levers on the run, and returns what came of it, with the best set as `levers`."""
 
 CHECK_PAIRS = 8
@@ -34,7 +34,7 @@ REST_WINDOWS = 6
 """After each pair the plan runs on for so many windows, so that the check costs a slow script or a short run little."""
 
 
-class Watch:
+class Controller:
     """Over the levers of one process.
 
     Attributes:
@@ -57,20 +57,20 @@ class Watch:
         self.plan = plan
         self.pairs = Pairs()
         self.released = False
-        self.guard: Guard | None = None
+        self.guard: Monitor | None = None
         self.learned: Any = None
         self.is_learning = False
         self._registry = registry
         self._learner = learner
         self._num_steps = num_steps
-        self._asking: Generator[Ask, Answer, None] | None = None
+        self._asking: Generator[WindowRequest, WindowResult, None] | None = None
 
-    def begin(self, facts: Facts | None) -> Ask | None:
+    def begin(self, facts: Facts | None) -> WindowRequest | None:
         """The run has settled, and its plan is engaged where it has one."""
         self._asking = self._first(facts)
         return next(self._asking, None)
 
-    def answered(self, answer: Answer) -> Ask | None:
+    def answered(self, answer: WindowResult) -> WindowRequest | None:
         """What was asked for has been done."""
         if self._asking is not None:
             try:
@@ -80,17 +80,17 @@ class Watch:
                 return None
         return self.guard.answered(answer.window) if self.guard is not None else None
 
-    def free(self, window: Window) -> Ask | None:
+    def free(self, window: Window) -> WindowRequest | None:
         """A window that nobody asked for."""
         return self.guard.free(window) if self.guard is not None else None
 
-    def broken(self) -> Ask | None:
+    def broken(self) -> WindowRequest | None:
         """The plan broke and was released: nobody engages it again."""
         looked = self._asking is not None or self.guard is not None
         self._asking = self.guard = None
-        return Ask(levers=untoggled(self.plan, self._registry), purpose="run") if looked else None
+        return WindowRequest(levers=untoggled(self.plan, self._registry), purpose="run") if looked else None
 
-    def _first(self, facts: Facts | None) -> Generator[Ask, Answer, None]:
+    def _first(self, facts: Facts | None) -> Generator[WindowRequest, WindowResult, None]:
         """Learn and check, and set the guard."""
         step_s = facts.warm_up_step_s if facts is not None and facts.warm_up_step_s > 0 else 0.1
         if self._learner is not None and facts is not None:
@@ -101,7 +101,7 @@ class Watch:
         without = untoggled(self.plan, self._registry)
         if set(without) == set(self.plan):  # nothing can be toggled
             if self.learned is not None:
-                yield Ask(levers={}, purpose="run", reason="learned: nothing helps")
+                yield WindowRequest(levers={}, purpose="run", reason="learned: nothing helps")
             return
         compiles = any(self._registry[name].compiles for name in self.plan)
         sides = Sides(plan=self.plan, without=without, compiles=compiles)
@@ -118,13 +118,13 @@ class Watch:
         gaps = [plain - plan for plain, plan in zip(self.pairs.baseline_s, self.pairs.candidate_s, strict=True)]
         gap_s = sum(gaps) / len(gaps) * (-1 if self.released else 1) if gaps else None
         num_far = len(slow) if all(times > FAR_APART for times in slow) else 0
-        self.guard = Guard(
+        self.guard = Monitor(
             sides, engaged=not self.released, num_steps=self._num_steps, gap_s=gap_s, alarm=alarm, num_far=num_far
         )
         why = f"released: {compared.ratio:.2f}x in {compared.num_pairs} pairs of windows at the start"
         yield sides.stay(plan=not self.released, reason=why if self.released else "")
 
-    def _check(self, sides: Sides, step_s: float) -> Generator[Ask, Answer, list[float]]:
+    def _check(self, sides: Sides, step_s: float) -> Generator[WindowRequest, WindowResult, list[float]]:
         """Measure pairs; how many times as long as plain the plan took in the last ones, where those ended it.
 
         A disturbed pair counts for nothing, but two that are far slower do.
@@ -147,7 +147,9 @@ class Watch:
             slow.clear()
             if turn is not None:  # between two pairs the plan runs on
                 num_steps = REST_WINDOWS * steps_in(WINDOW_S, step_s)
-                rest = Ask(levers=sides.plan, purpose="run", num_steps=num_steps, limit_s=REST_WINDOWS * LIMIT_S)
+                rest = WindowRequest(
+                    levers=sides.plan, purpose="run", num_steps=num_steps, limit_s=REST_WINDOWS * LIMIT_S
+                )
                 window = (yield rest).window
                 step_s = window.training_step_s if window is not None and window.training_step_s > 0 else step_s
         return []

@@ -26,7 +26,7 @@ OF_TENSORS = ("randn_like", "rand_like", "randint_like", "normal", "bernoulli", 
 IN_PLACE = ("normal_", "uniform_", "exponential_", "bernoulli_", "log_normal_", "cauchy_", "geometric_")
 
 
-class Silence:
+class NoDropout:
     """No mask is drawn within `on`; it is noted whether one would have been."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Silence:
         return attention
 
 
-class Noise:
+class BatchRandom:
     """Draws for the whole batch, of which a rank takes its part.
 
     Noise of the shape of one of the parameters is that of a weight, unless it has just the part's samples.

@@ -7,13 +7,13 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.input.decoders import Decoding
+from flatout.frameworks.pytorch.input.items.cached_batches import StoredItems
 from flatout.frameworks.pytorch.input.items.fused import FusedFetch
 from flatout.frameworks.pytorch.input.items.in_process import InProcess
-from flatout.frameworks.pytorch.input.items.stored import StoredItems
 from flatout.frameworks.pytorch.input.read_ahead.owner import ReadAhead
 
 
-class InputPipeline:
+class InputParts:
     """All of one process.
 
     Args:

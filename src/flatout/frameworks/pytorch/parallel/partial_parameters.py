@@ -17,12 +17,12 @@ from torch import nn
 from flatout.frameworks.pytorch.parallel.cuts import Tensors
 from flatout.frameworks.pytorch.parallel.gradients import summed_in_buckets
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.protocol import Found, Held, Leaves
-from flatout.frameworks.pytorch.parallel.sharded import Placement, Sharded, become, whole_of
+from flatout.frameworks.pytorch.parallel.protocol import Found, Leaves, ParameterHolder
+from flatout.frameworks.pytorch.parallel.sharded_tensor import Placement, Sharded, become, whole_of
 from flatout.frameworks.pytorch.parallel.stand_ins import StandIns, Swaps, refuse_others, stand_in, take_place
 
 
-class Parts(Held):
+class Parts(ParameterHolder):
     """The parameters of one module, parts of some of them; they are cut now, as `placements` says by their identity.
 
     `partial`: those of the others whose gradients are sums over ranks: each computes with some of the model's layers
@@ -54,17 +54,17 @@ class Parts(Held):
 
     @property
     def leaves(self) -> list[torch.Tensor]:
-        """See `Held`."""
+        """See `ParameterHolder`."""
         return self._wholes or list(self._stand_ins.used)
 
     def renew(self) -> None:
-        """See `Held`."""
+        """See `ParameterHolder`."""
         refuse_others(self.module, self.parameters)
         self._stand_ins.renew()
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """See `Held`."""
+        """See `ParameterHolder`."""
         if self._within:
             yield
             return
@@ -81,7 +81,7 @@ class Parts(Held):
 
     @contextmanager
     def in_whole(self) -> Iterator[Leaves]:
-        """See `Held`."""
+        """See `ParameterHolder`."""
         if self._within:
             yield ()
             return
@@ -98,11 +98,11 @@ class Parts(Held):
             self._within, self._wholes = False, []
 
     def at_once(self) -> AbstractContextManager[Any]:
-        """See `Held`."""
+        """See `ParameterHolder`."""
         return self.in_whole()
 
     def backward(self, outputs: Tensors, gradients: Tensors, *, keep: bool) -> Found:
-        """See `Held`."""
+        """See `ParameterHolder`."""
         self.forget_gradients()
         if outputs:
             torch.autograd.backward(list(outputs), list(gradients), retain_graph=keep)
@@ -137,7 +137,7 @@ class Parts(Held):
         return found
 
     def gradients(self, outputs: Tensors, gradients: Tensors, leaves: Leaves) -> Found:
-        """See `Held`: those of whole parameters, of which this rank's parts are told."""
+        """See `ParameterHolder`: those of whole parameters, of which this rank's parts are told."""
         return [
             grad if grad is None or not isinstance(p, Sharded) else p.placement.mine(grad)
             for p, grad in zip(self.used, super().gradients(outputs, gradients, leaves), strict=False)

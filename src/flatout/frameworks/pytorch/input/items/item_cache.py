@@ -35,9 +35,9 @@ class Room:
 
     def __init__(self, most_bytes: int | None = None) -> None:
         self.most_bytes = most_bytes
-        self._stores: weakref.WeakSet[Store] = weakref.WeakSet()
+        self._stores: weakref.WeakSet[ItemCache] = weakref.WeakSet()
 
-    def free_bytes(self, store: Store) -> int:
+    def free_bytes(self, store: ItemCache) -> int:
         """What a store may take."""
         self._stores.add(store)
         if self.most_bytes is not None:
@@ -57,7 +57,7 @@ class Column:
         """How often a batch of them went to a device."""
 
 
-class Store:
+class ItemCache:
     """The kept items of one dataset.
 
     Args:

@@ -23,16 +23,16 @@ from flatout.frameworks.contract import Settings
 from flatout.frameworks.lever import Lever
 from flatout.judge import stats
 from flatout.records.ceilings import Machine
-from flatout.records.ranks import Terms as RankTerms
+from flatout.records.ranks import RankConfig as RankTerms
 from flatout.records.trace import End, Header, Levers, Window
 from flatout.records.trace_file import Follower
 from flatout.run import isolation
-from flatout.run.launch import Child, Launch, environment_for, session_files, session_path
+from flatout.run.child_process import Child, Launch, environment_for, session_files, session_path
 from flatout.run.rank_start import Start, devices_for
 from flatout.run.rank_watch import Exchanges, RankWatch
 from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
-from flatout.trials.ends import Hung, not_reached, raised, why_ended
+from flatout.trials.child_failures import Hung, not_reached, raised, why_ended
 from flatout.trials.terms import Terms
 
 LEFT_OUT_STEPS = 2
@@ -89,7 +89,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class ShortRun:
     """What a short run gave.
 
     Attributes:
@@ -156,10 +156,10 @@ class Sample:
 def forget_all(run_folder: Path) -> None:
     """Remove what samples have left in a run folder."""
     for left in run_folder.glob("sample-*"):
-        Sample(folder=left).forget()
+        ShortRun(folder=left).forget()
 
 
-def take(setting: Setting, wanted: Wanted, number: int, wait: Callable[[], None]) -> Sample:
+def take(setting: Setting, wanted: Wanted, number: int, wait: Callable[[], None]) -> ShortRun:
     """Run the script for some steps.
 
     Raises:
@@ -245,7 +245,7 @@ def _waited(
 # -- one process, or a launcher's ------------------------------------------------------------------------------------
 
 
-def _as_plain(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], None]) -> Sample:
+def _as_plain(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], None]) -> ShortRun:
     """The very command of a plain run: the script, or what launches its ranks."""
     launched = bool(wanted.launcher)
     scratch = place / "scratch"
@@ -277,7 +277,7 @@ def _as_plain(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], 
 # -- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def _on_ranks(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], None]) -> Sample:
+def _on_ranks(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], None]) -> ShortRun:
     terms = RankTerms(
         num_ranks=wanted.num_ranks, mode=wanted.mode, folder=str(place), hang_timeout_s=setting.terms.start_limit_s
     )
@@ -318,21 +318,21 @@ def _on_ranks(setting: Setting, wanted: Wanted, place: Path, wait: Callable[[], 
 # -- what it wrote ---------------------------------------------------------------------------------------------------
 
 
-def _found(place: Path, wanted: Wanted, traces: list[Path]) -> Sample:
+def _found(place: Path, wanted: Wanted, traces: list[Path]) -> ShortRun:
     """The sample as its traces tell it."""
     records = [read for path in traces if (read := Follower(path).new())]
     wanted_steps, launched = wanted.num_steps, bool(wanted.launcher)
     first = next((r for r in records if isinstance(r[0], Header) and r[0].rank == 0), None)
     if first is None:
         unclaimed = Follower(_trace(place)).new()  # of processes that failed before they trained
-        return Sample(folder=place, problem=why_ended(place, wanted_steps, [*records, unclaimed], launched=launched))
+        return ShortRun(folder=place, problem=why_ended(place, wanted_steps, [*records, unclaimed], launched=launched))
     by_rank = {r[0].rank: tuple(w for w in r if isinstance(w, Window)) for r in records if isinstance(r[0], Header)}
     windows = by_rank[0]
     peaks = [w.peak_memory_bytes for seen in by_rank.values() for w in seen if w.peak_memory_bytes is not None]
     end = next((r for r in reversed(first) if isinstance(r, End)), None)
     steps = [step - outside for w in windows for step, outside in zip(w.step_s, w.outside_s, strict=True)]
     whole = all(len(w.losses) == len(w.step_s) for w in windows)
-    found = Sample(
+    found = ShortRun(
         folder=place, num_steps=end.num_steps if end is not None else 0, step_s=tuple(steps[LEFT_OUT_STEPS:]),
         losses=tuple(loss for w in windows for loss in w.losses) if whole else (),
         peak_memory_bytes=max(peaks, default=None), step_memory_bytes=_step_memory(place, wanted.num_ranks),

@@ -21,7 +21,7 @@ COMPILE_SKIP_STEPS, SLOW_STEP_S = 3, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class WindowRequest:
     """What the run shall do from the next step on.
 
     Attributes:
@@ -46,7 +46,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class WindowResult:
     """What came back: a window where one was measured, and of each lever the proof of its effect, or why there is none.
 
     `num_steps` are those of the run up to here; `failures` is what went wrong meanwhile.
@@ -72,18 +72,18 @@ class Sides:
         """Steps after a change that are not measured."""
         return COMPILE_SKIP_STEPS if self.compiles and step_s < SLOW_STEP_S else settling_steps(step_s)
 
-    def ask(self, plan: bool, step_s: float, limit_s: float = LIMIT_S) -> Ask:
+    def ask(self, plan: bool, step_s: float, limit_s: float = LIMIT_S) -> WindowRequest:
         """A window of one side, where a step is expected to take so long."""
-        return Ask(
+        return WindowRequest(
             levers=self.plan if plan else self.without,
             num_steps=steps_in(WINDOW_S, step_s),
             skip_steps=self.skip_steps(step_s),
             limit_s=limit_s,
         )
 
-    def stay(self, plan: bool, reason: str = "") -> Ask:
+    def stay(self, plan: bool, reason: str = "") -> WindowRequest:
         """Go on under one side."""
-        return Ask(levers=self.plan if plan else self.without, purpose="run", reason=reason)
+        return WindowRequest(levers=self.plan if plan else self.without, purpose="run", reason=reason)
 
 
 def steps_in(seconds: float, step_s: float) -> int:

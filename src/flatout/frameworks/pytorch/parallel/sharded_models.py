@@ -20,13 +20,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from flatout.frameworks.pytorch.parallel import torch_function  # noqa: F401  what sharded parameters and their views answer
 from flatout.frameworks.pytorch.parallel.division import ModelDivision
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.protocol import Held, Pattern
+from flatout.frameworks.pytorch.parallel.protocol import ParameterHolder, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sharded import REPLICATE, Sharded, become
+from flatout.frameworks.pytorch.parallel.sharded_tensor import REPLICATE, Sharded, become
 from flatout.frameworks.pytorch.seams.calls import OuterCall
 from flatout.frameworks.pytorch.seams.patches import Patch
 from flatout.guest.c_library import c_library, environment_decides, why_not_glibc
-from flatout.records.ranks import GROUPED_MODES, MODEL_MODES, SEQUENCE_MODE, Terms, sharing_ranks
+from flatout.records.ranks import GROUPED_MODES, MODEL_MODES, SEQUENCE_MODE, RankConfig, sharing_ranks
 
 ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD",
@@ -139,7 +139,7 @@ parameters on four ranks then held 2.0 GB each, where 0.9 GB were in use (`bench
 class Sharding:
     """The models of a process whose parameters are sharded."""
 
-    def __init__(self, group: Group, terms: Terms, refuse: Callable[[NotDivided], Any]) -> None:
+    def __init__(self, group: Group, terms: RankConfig, refuse: Callable[[NotDivided], Any]) -> None:
         self._group, self._refuse, self._mode = group, refuse, terms.mode
         self._meshes: dict[str, Any] = {}
         self._shards: list[tuple[nn.Module, Any]] = []
@@ -159,7 +159,7 @@ class Sharding:
         sharing = group.of_ranks(f"model{row}", list(range(row * width, (row + 1) * width)))
         return sharing, group.of_ranks(f"replicas{column}", list(range(column, world, width)))
 
-    def holding(self, call: OuterCall) -> Callable[[nn.Module, Collection[int]], Held]:
+    def holding(self, call: OuterCall) -> Callable[[nn.Module, Collection[int]], ParameterHolder]:
         """How a module's parameters are to be held, once it is known how its calls are divided; or `NotDivided`."""
         parameters = list(call.module.parameters())
         kinds = {(p.dtype, p.device.type) for p in parameters if p.dim() and p.is_floating_point()}
@@ -187,8 +187,8 @@ class Sharding:
             division.return_memory = lambda: c_library().malloc_trim(0)
         division.cuts_batches = "pipeline" in self._mode or division.replicas is not None
 
-        def planned(division: ModelDivision, args: Any, kwargs: Any, pattern: Pattern) -> Held:
-            parts: Held
+        def planned(division: ModelDivision, args: Any, kwargs: Any, pattern: Pattern) -> ParameterHolder:
+            parts: ParameterHolder
             if "pipeline" in self._mode:
                 from flatout.frameworks.pytorch.parallel import pipeline_planning
 
@@ -203,9 +203,9 @@ class Sharding:
 
         division.planner = planned
 
-    def _held(self, module: nn.Module, called: Collection[int]) -> Held:
+    def _held(self, module: nn.Module, called: Collection[int]) -> ParameterHolder:
         from flatout.frameworks.pytorch.parallel.fully_sharded import Mesh  # PyTorch's layers take 0.5 s to load
-        from flatout.frameworks.pytorch.parallel.shards import Shards
+        from flatout.frameworks.pytorch.parallel.sharded_parameters import Shards
 
         device = next(p.device for p in module.parameters())
         if device.type not in self._meshes:

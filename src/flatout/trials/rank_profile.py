@@ -19,12 +19,12 @@ from flatout.judge.anatomy import Anatomy, dissect
 from flatout.judge.rank_steps import FILE, RankAnatomy
 from flatout.machine.read import read_machine
 from flatout.records import files
-from flatout.records.ranks import Terms as RankTerms
+from flatout.records.ranks import RankConfig as RankTerms
 from flatout.records.trace import Window
-from flatout.run import folder, isolation, launched, on_ranks
+from flatout.run import folder, isolation, launcher_command, on_ranks
 from flatout.run.script import Script, check_source
-from flatout.trials.ends import launcher_failed
-from flatout.trials.samples_of_runs import Sample, Setting, Wanted, forget_all, take
+from flatout.trials.child_failures import launcher_failed
+from flatout.trials.short_runs import Setting, ShortRun, Wanted, forget_all, take
 from flatout.trials.terms import Goal, Show
 
 LOOKED_AT_S = 10.0
@@ -62,7 +62,7 @@ def looked(script: Script, terms: RankTerms | None, goal: Goal, show: Show) -> R
         )  # fmt: skip
     machine = read_machine()
     if terms is None:
-        ranks = Wanted(num_steps=1, mode=launched.name_of(goal.launcher), launcher=goal.launcher)
+        ranks = Wanted(num_steps=1, mode=launcher_command.name_of(goal.launcher), launcher=goal.launcher)
     else:
         on_ranks.devices(terms, lambda: machine, show.remark)
         mode = "replicate" if terms.mode == "auto" else terms.mode
@@ -122,7 +122,7 @@ def num_steps(about: float) -> int:
     return found
 
 
-def _made(ranks: Wanted, sample: Sample) -> Sample:
+def _made(ranks: Wanted, sample: ShortRun) -> ShortRun:
     """The sample, where it has steps.
 
     Raises:
