@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
 GENERATED = ("commands.md", "errors.md", "json.md", "levers.md", "plan-file.md", "records.md")
+SOURCE = ROOT / "src" / "flatout"
 ARCHITECTURE = DOCS / "architecture.md"
 PAGES = [
     ROOT / "README.md",
@@ -145,7 +146,7 @@ def names_in(path: Path) -> set[str]:
 
 def wrong_code(page: Path) -> Iterator[str]:
     for file, name in NAMED_CODE.findall(text_of(page)):
-        path = next((path for path in (ROOT / "src" / "flatout" / file, ROOT / file) if path.exists()), None)
+        path = next((path for path in (SOURCE / file, SOURCE / "frameworks" / file, ROOT / file) if path.exists()), None)
         if path is None:
             yield f"`{file}` is not there"
         elif name and name not in names_in(path):
@@ -159,8 +160,8 @@ def test_code_that_the_page_about_the_house_names_is_there():
 
 
 def test_every_file_that_patches_is_on_the_page_about_the_house():
-    source = ROOT / "src" / "flatout"
-    patching = {p.relative_to(source).as_posix() for p in source.rglob("*.py") if re.search(r"\bPatch\(", text_of(p))}
+    inside = SOURCE / "frameworks"
+    patching = {p.relative_to(inside).as_posix() for p in inside.rglob("*.py") if re.search(r"\bPatch\(", text_of(p))}
     named = {file for file, _ in NAMED_CODE.findall(text_of(ARCHITECTURE))}
     assert patching and patching <= named
 
@@ -184,7 +185,7 @@ def test_pages_stay_short():
     generated = {REFERENCE / name for name in GENERATED}
     by_hand = sum(num for page, num in lines.items() if page.is_relative_to(DOCS) and page not in generated)
     assert by_hand + lines[ROOT / "README.md"] <= 2500
-    assert lines[ARCHITECTURE] <= 150
+    assert lines[ARCHITECTURE] <= 170
     assert lines[DOCS / "what-it-brings.md"] <= 80
     assert {page.name: num for page, num in lines.items() if page.parent == DOCS / "decisions" and num > 25} == {}
 

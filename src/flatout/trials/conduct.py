@@ -185,7 +185,7 @@ class Conduct:
 
     def _choose(self) -> None:
         """Measure the best again, and look at what changes nothing of that."""
-        self.prove()
+        self.remeasure()
         if self.goal.exactly is None and self.stopped != STOPPED:
             self.plain.look_closer(time.perf_counter() + LOOK_CLOSER_S)
 
@@ -405,7 +405,7 @@ class Conduct:
 
     # -- choice --------------------------------------------------------------------------------------------------
 
-    def prove(self) -> None:
+    def remeasure(self) -> None:
         """Measure the best set again in fresh windows: the best of many is partly luck.
 
         Where it was, the next best has its turn if the search had shown it to be faster: nobody should lose a gain to a
