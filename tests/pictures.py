@@ -43,8 +43,8 @@ def check(make, num=3, between=lambda dataset, number: None, keep=False, **optio
         dataset, owner = make(), Loaders()
         if on:
             owner.install()
-            owner.pipeline.fused.engage(True)
-            owner.pipeline.stored.engage(keep)
+            owner.parts.fused.engage(True)
+            owner.parts.stored.engage(keep)
         try:
             torch.manual_seed(0)
             loader, batches, states = DataLoader(dataset, **options), [], []
@@ -53,10 +53,10 @@ def check(make, num=3, between=lambda dataset, number: None, keep=False, **optio
                 batches.append(list(loader))
                 states.append(RandomStates())
             found.append((batches, states))
-            why = owner.pipeline.fused.why_not(loader)
+            why = owner.parts.fused.why_not(loader)
         finally:
             owner.remove()
     assert difference(found[1][0], found[0][0]) is None
     assert all(a.equals(b) for a, b in zip(found[0][1], found[1][1], strict=True))
-    assert why is not None or keep or owner.pipeline.fused.num_batches > 0
+    assert why is not None or keep or owner.parts.fused.num_batches > 0
     return why

@@ -146,7 +146,9 @@ def names_in(path: Path) -> set[str]:
 
 def wrong_code(page: Path) -> Iterator[str]:
     for file, name in NAMED_CODE.findall(text_of(page)):
-        path = next((path for path in (SOURCE / file, SOURCE / "frameworks" / file, ROOT / file) if path.exists()), None)
+        path = next(
+            (path for path in (SOURCE / file, SOURCE / "frameworks" / file, ROOT / file) if path.exists()), None
+        )
         if path is None:
             yield f"`{file}` is not there"
         elif name and name not in names_in(path):

@@ -367,7 +367,7 @@ def loaders(monkeypatch):
     ours = Loaders()
     ours.install()
     yield ours
-    ours.pipeline.decoded.engage(False)
+    ours.parts.decoded.engage(False)
     ours.remove()
 
 
@@ -384,21 +384,21 @@ def test_batches_and_random_streams_are_those_of_plain_and_what_one_worker_decod
     options, loaders, paths
 ):
     plain = passes(Cropped(paths), **options)
-    loaders.pipeline.decoded.engage(True)
+    loaders.parts.decoded.engage(True)
     assert difference(passes(Cropped(paths), **options), plain) is None
-    assert loaders.pipeline.decoded.num_given >= 2 * 15
+    assert loaders.parts.decoded.num_given >= 2 * 15
 
 
 def test_released_it_reaches_workers_that_run(loaders, paths):
-    loaders.pipeline.decoded.engage(True)
+    loaders.parts.decoded.engage(True)
     loader = DataLoader(Cropped(paths), batch_size=4, num_workers=2, persistent_workers=True)
     list(loader), list(loader)
-    images = loaders.pipeline.decoded._images
+    images = loaders.parts.decoded._images
     assert (num := images.num_found) > 0
-    loaders.pipeline.decoded.engage(False)
+    loaders.parts.decoded.engage(False)
     list(loader)
     assert images.num_found == num
-    loaders.pipeline.decoded.engage(True)
+    loaders.parts.decoded.engage(True)
     list(loader)
     assert images.num_found > num
 
@@ -466,7 +466,7 @@ def test_the_lever_says_why_it_has_nothing_to_do_and_what_it_did(loaders, paths,
     assert why(decoded_store=None) is None and why(decoded_store="PIL is not used") == "PIL is not used"
     assert why(decoded_store=None, fused_fetch=None) == "its batches can be computed at once"
     assert lever.applies(SimpleNamespace(loaders=()), None) == "no DataLoader feeds the training"
-    part, loader = loaders.pipeline.decoded, DataLoader(Cropped(paths), batch_size=4)
+    part, loader = loaders.parts.decoded, DataLoader(Cropped(paths), batch_size=4)
     spawning = DataLoader(Cropped(paths), num_workers=1, multiprocessing_context="spawn")
     assert part.why_not(loader, for_workers=False) is None
     assert "not forked" in part.why_not(spawning, for_workers=True)

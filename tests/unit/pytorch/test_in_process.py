@@ -215,5 +215,5 @@ def test_items_that_read_what_the_script_may_change_outside_the_dataset_are_left
     loaders = Loaders()
     loaders.studies = True
     loader = DataLoader(Scaled(ITEMS), batch_size=8, num_workers=2)
-    assert "`GAINS`" in loaders.pipeline.fused.why_not(loader, for_workers=True)
-    assert loaders.pipeline.fused.why_not(DataLoader(Scaled(ITEMS), batch_size=8)) is None
+    assert "`GAINS`" in loaders.parts.fused.why_not(loader, for_workers=True)
+    assert loaders.parts.fused.why_not(DataLoader(Scaled(ITEMS), batch_size=8)) is None

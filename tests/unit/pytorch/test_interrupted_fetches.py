@@ -18,7 +18,7 @@ from flatout.frameworks.pytorch.input.items.shadow import difference  # noqa: E4
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.input.worker_settings import IN_PROCESS  # noqa: E402
 from tiers import some  # noqa: E402
-from unit.pytorch.test_pipeline import make  # noqa: E402
+from unit.pytorch.test_fused_fetch import make  # noqa: E402
 
 OURS = os.path.dirname(os.path.abspath(flatout.__file__)) + os.sep
 
@@ -86,7 +86,7 @@ def passes(dataset, name, stop=None, point=0):
     owner = Loaders()
     owner.install()
     for part in PARTS[name]:
-        getattr(owner.pipeline, part).engage(True)
+        getattr(owner.parts, part).engage(True)
     workers = 2 if name == "in place of workers" else 0
     if workers:
         owner.change({IN_PROCESS: True})

@@ -33,10 +33,10 @@ def loaders():
 
 ENGAGED = {
     "watched": lambda loaders: None,
-    "fused_fetch": lambda loaders: loaders.pipeline.fused.engage(True),
-    "sample_store": lambda loaders: loaders.pipeline.stored.engage(True),
-    "decoded_store": lambda loaders: loaders.pipeline.decoded.engage(True),
-    "read_ahead": lambda loaders: loaders.pipeline.files.engage(True),
+    "fused_fetch": lambda loaders: loaders.parts.fused.engage(True),
+    "sample_store": lambda loaders: loaders.parts.stored.engage(True),
+    "decoded_store": lambda loaders: loaders.parts.decoded.engage(True),
+    "read_ahead": lambda loaders: loaders.parts.files.engage(True),
     "virtual_workers": lambda loaders: loaders.set(in_process=True),
 }
 

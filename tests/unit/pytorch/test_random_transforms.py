@@ -74,12 +74,12 @@ def test_kept_items_too(name):
 
 
 def test_random_items_are_not_kept():
-    assert "random" in Loaders().pipeline.stored.why_not(DataLoader(CHAINS["as CIFAR is trained on"]()))
+    assert "random" in Loaders().parts.stored.why_not(DataLoader(CHAINS["as CIFAR is trained on"]()))
 
 
 def test_random_streams_of_workers_that_are_kept_are_theirs():
     loader = DataLoader(CHAINS["as CIFAR is trained on"](), num_workers=2, persistent_workers=True)
-    assert "kept between passes" in Loaders().pipeline.fused.why_not(loader, for_workers=True)
+    assert "kept between passes" in Loaders().parts.fused.why_not(loader, for_workers=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 3, "prefetch_factor": 1}, {"generator": 5, "drop_last": True}])
@@ -164,7 +164,7 @@ def test_an_error_comes_with_the_random_stream_where_plain_has_it():
         owner = Loaders()
         if on:
             owner.install()
-            owner.pipeline.fused.engage(True)
+            owner.parts.fused.engage(True)
         try:
             loader = DataLoader(CHAINS["as CIFAR is trained on"](), batch_size=4, sampler=[*range(20), 999])
             with pytest.raises(IndexError) as caught:
@@ -224,7 +224,7 @@ def test_means_of_another_kind_are_left_to_torchvision(means):
         owner = Loaders()
         if on:
             owner.install()
-            owner.pipeline.fused.engage(True)
+            owner.parts.fused.engage(True)
         try:
             said.append(str(next(iter(plain))[0].sum()))
         except RuntimeError as problem:

@@ -104,7 +104,7 @@ def passes(loader, *, on, num=2, stop=None, meanwhile=lambda number: None):
     owner = Loaders()
     if on:
         owner.install()
-        owner.pipeline.files.engage(True)
+        owner.parts.files.engage(True)
     for seed in (torch.manual_seed, random.seed, np.random.seed):
         seed(0)
     own = [g for g in (loader.generator, getattr(loader.sampler, "generator", None)) if g is not None]
@@ -128,7 +128,7 @@ def check(make, **options):
     ours, our_states, owner = passes(make(), on=True, **options)
     assert difference(ours, plain) is None
     assert all(a.equals(b) for a, b in zip(our_states, plain_states, strict=True))
-    return owner.pipeline.files if owner._pipeline is not None else None
+    return owner.parts.files if owner._parts is not None else None
 
 
 # -- the order ------------------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_files_are_read_ahead_and_the_script_sees_what_it_always_saw(paths, slow
 def test_files_are_read_in_the_order_in_which_they_will_be_opened(paths, slow, monkeypatch):
     owner = Loaders()
     owner.install()
-    owner.pipeline.files.engage(True)
+    owner.parts.files.engage(True)
     monkeypatch.setattr(readers_module, "NUM_THREADS", 1)
     try:
         iterator = iter(DataLoader(Files(paths), batch_size=8))
@@ -408,7 +408,7 @@ def test_an_error_comes_when_plain_has_it(paths, slow):
         owner, number = Loaders(), 0
         if on:
             owner.install()
-            owner.pipeline.files.engage(True)
+            owner.parts.files.engage(True)
         try:
             with pytest.raises(FileNotFoundError) as raised:
                 for _ in DataLoader(dataset, batch_size=8):
@@ -422,7 +422,7 @@ def test_an_error_comes_when_plain_has_it(paths, slow):
 def test_a_process_that_was_forked_goes_on(paths, slow):
     owner = Loaders()
     owner.install()
-    owner.pipeline.files.engage(True)
+    owner.parts.files.engage(True)
     try:
         iterator = iter(DataLoader(Files(paths), batch_size=8))
         next(iterator)
@@ -440,17 +440,17 @@ def test_engaged_or_released_in_the_middle_of_a_pass(paths, slow):
     try:
         iterator = iter(DataLoader(Files(paths), batch_size=8))
         found = [next(iterator) for _ in range(3)]
-        owner.pipeline.files.engage(True)
+        owner.parts.files.engage(True)
         owner.attach()
         found += [next(iterator) for _ in range(3)]
         assert len(settled(slow, 20)) >= 20
-        owner.pipeline.files.engage(False)
+        owner.parts.files.engage(False)
         time.sleep(0.1)
         num = len(slow)
         found += [next(iterator) for _ in range(2)]
         time.sleep(0.1)
         assert len(slow) == num
-        owner.pipeline.files.engage(True)
+        owner.parts.files.engage(True)
         found += list(iterator)
         assert [size for batch in found for size in batch[0]] == [100 + number for number in range(150)]
     finally:
@@ -481,7 +481,7 @@ def test_images_are_read_ahead_beside_the_other_levers(tmp_path, slow):
         owner = Loaders()
         owner.install()
         for part in parts:
-            getattr(owner.pipeline, part).engage(True)
+            getattr(owner.parts, part).engage(True)
         torch.manual_seed(0)
         try:
             loader = DataLoader(Photos(photos, transform), batch_size=4, shuffle=True)
@@ -517,14 +517,14 @@ def test_on_a_slow_mount_files_are_read_ahead_and_once_they_are_in_memory_no_mor
         loader = DataLoader(Files(names), batch_size=8, shuffle=True)
         owner = Loaders()
         owner.install()
-        owner.pipeline.files.engage(True)
+        owner.parts.files.engage(True)
         try:
             sizes = [size for batch in loader for size in batch[0]]
             assert sorted(map(int, sizes)) == [100 + number for number in range(150)]
-            first = owner.pipeline.files.num_files
+            first = owner.parts.files.num_files
             assert first >= 40
             list(loader)
-            assert owner.pipeline.files.num_files - first < first
+            assert owner.parts.files.num_files - first < first
         finally:
             owner.remove()
     assert os.listdir(mount) == []

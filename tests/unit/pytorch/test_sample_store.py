@@ -32,7 +32,7 @@ from flatout.frameworks.pytorch.seams.calls import Calls  # noqa: E402
 from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
 from flatout.frameworks.pytorch.session import Session  # noqa: E402
 from handmade import MACHINE  # noqa: E402
-from unit.pytorch.test_pipeline import make  # noqa: E402
+from unit.pytorch.test_fused_fetch import make  # noqa: E402
 
 WORKS = """
 def __getitem__(self, i):
@@ -50,8 +50,8 @@ def made(tmp_path, monkeypatch):
 def loaders():
     owner = Loaders()
     owner.install()
-    owner.pipeline.fused.engage(True)
-    owner.pipeline.stored.engage(True)
+    owner.parts.fused.engage(True)
+    owner.parts.stored.engage(True)
     yield owner
     owner.remove()
 
@@ -76,8 +76,8 @@ def check(made_dataset, num=3, between=lambda dataset, number: None, least=0, mo
     owner = Loaders()
     owner.store_memory_bytes = most_bytes
     owner.install()
-    owner.pipeline.fused.engage(True)
-    owner.pipeline.stored.engage(True)
+    owner.parts.fused.engage(True)
+    owner.parts.stored.engage(True)
     try:
         loader = DataLoader(dataset, **options)
         ours, our_states = epochs(loader, num, functools.partial(between, dataset))
@@ -85,8 +85,8 @@ def check(made_dataset, num=3, between=lambda dataset, number: None, least=0, mo
         owner.remove()
     assert difference(ours, plain) is None
     assert all(a.equals(b) for a, b in zip(our_states, plain_states, strict=True))
-    assert owner.pipeline.stored.num_batches >= least, owner.pipeline.stored.keeper(loader).why_not
-    return owner.pipeline.stored.keeper(loader)
+    assert owner.parts.stored.num_batches >= least, owner.parts.stored.keeper(loader).why_not
+    return owner.parts.stored.keeper(loader)
 
 
 # -- what is kept ---------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_what_takes_items_as_they_lie_is_not_kept(made):
         (ConcatDataset([made(WORKS), made(WORKS)]), "ConcatDataset"),
         (made("def __getitem__(self, i): return torch.rand(1)"), "rand"),
     ]:
-        assert why in Loaders().pipeline.stored.why_not(DataLoader(dataset))
+        assert why in Loaders().parts.stored.why_not(DataLoader(dataset))
 
 
 def test_the_loop_may_change_batches_in_place(made, loaders):
@@ -178,7 +178,7 @@ def test_the_loop_may_change_batches_in_place(made, loaders):
             assert torch.equal(x, plain_x) and torch.equal(y, plain_y)
             assert x.untyped_storage().resizable() and not x._is_view()
             x.zero_(), y.fill_(-1)
-    assert loaders.pipeline.stored.num_batches > 10
+    assert loaders.parts.stored.num_batches > 10
 
 
 # -- datasets that change -------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_changes_within_a_pass_count_at_once(made, loaders):
     dataset.images[25], dataset.n = 80, 10
     later = torch.cat([x for x, _ in iterator])
     assert later[15].tolist() == [8.0, 8.0] and later.count_nonzero() == 2
-    assert loaders.pipeline.stored.keeper(loader).why_not is None
+    assert loaders.parts.stored.keeper(loader).why_not is None
 
 
 def test_what_changes_all_the_time_is_not_kept_any_more(made, loaders):
@@ -269,7 +269,7 @@ def test_what_changes_all_the_time_is_not_kept_any_more(made, loaders):
     for number in range(10):
         dataset.n = 1 + number
         assert difference(list(loader), list(iter_plain(loader))) is None
-    assert "all the time" in loaders.pipeline.stored.keeper(loader).why_not
+    assert "all the time" in loaders.parts.stored.keeper(loader).why_not
 
 
 def iter_plain(loader):
@@ -279,7 +279,7 @@ def iter_plain(loader):
 def test_kept_items_that_are_not_the_scripts_are_found_and_end_it(made, loaders):
     dataset = made(WORKS)
     loader = DataLoader(dataset, batch_size=10, sampler=[i % 50 for i in range(4 * AT_ONCE * EVERY)])
-    keeper = loaders.pipeline.stored.keeper(loader)
+    keeper = loaders.parts.stored.keeper(loader)
     batches = iter(loader)
     for _ in range(20):
         next(batches)
@@ -403,14 +403,14 @@ def test_the_lever_applies_where_items_are_computed_shows_its_effect_and_is_rele
         assert "batches of kept items" in session.evidence()[0]["sample_store"]
         assert compare_batches(session, wanted).error == 0.0
         session.engage_exactly({})
-        assert loaders.pipeline.stored.num_batches == 0 and lever.evidence(session) is None
+        assert loaders.parts.stored.num_batches == 0 and lever.evidence(session) is None
     finally:
         loaders.remove()
 
 
 def test_a_dataset_that_takes_long_to_compute_is_not_filled_in_a_trial(made, monkeypatch):
     monkeypatch.setattr(stored_module, "MOST_FILLING_S", 0.0)
-    keeper = Loaders().pipeline.stored.keeper(DataLoader(made(WORKS)))
+    keeper = Loaders().parts.stored.keeper(DataLoader(made(WORKS)))
     keeper.fill_for_trial()
     assert "longer than a trial has" in keeper.why_not and keeper.store is None
 
@@ -478,7 +478,7 @@ def test_a_history_is_followed(made):
     for dataset, on in ((plain, False), (ours, True)):
         owner = Loaders()
         owner.install()
-        owner.pipeline.stored.engage(on)
+        owner.parts.stored.engage(on)
         try:
             loader, seen = DataLoader(dataset, batch_size=10), []
             for number in range(5):
@@ -525,11 +525,11 @@ def test_another_array_in_place_of_one_in_a_bytes_object_is_seen(made):
 
 
 def test_where_nothing_is_worth_keeping_batches_are_computed_at_once(loaders):
-    loaders.pipeline.fused.engage(False)
+    loaders.parts.fused.engage(False)
     list(DataLoader(torch.utils.data.TensorDataset(torch.arange(600)), batch_size=50))
-    assert loaders.pipeline.fused.num_batches > 5
-    loaders.pipeline.stored.engage(False)
-    assert not loaders.pipeline.fused.engaged
+    assert loaders.parts.fused.num_batches > 5
+    loaders.parts.stored.engage(False)
+    assert not loaders.parts.fused.engaged
 
 
 # -- in a process of its own ----------------------------------------------------------------------------------------

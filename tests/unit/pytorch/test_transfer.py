@@ -32,7 +32,7 @@ from flatout.frameworks.pytorch.session import Session, Unavailable  # noqa: E40
 from flatout.records.ceilings import Accelerator  # noqa: E402
 from handmade import FACTS, LOADER, MACHINE  # noqa: E402
 from streams import FakeDevice, FakeDevices, Stream  # noqa: E402
-from unit.pytorch.test_pipeline import make  # noqa: E402
+from unit.pytorch.test_fused_fetch import make  # noqa: E402
 
 CUDA = torch.device("cuda")
 
@@ -541,7 +541,7 @@ def test_what_the_levers_did_is_told(device, monkeypatch):
     session.engage_exactly({"device_store": {}})
     assert "to" in vars(torch.Tensor), "the other lever needs it still"
     session.engage_exactly({})
-    assert "to" not in vars(torch.Tensor) and session.loaders.pipeline.stored.on_taken is None
+    assert "to" not in vars(torch.Tensor) and session.loaders.parts.stored.on_taken is None
 
 
 # -- kept items on the device ---------------------------------------------------------------------------------------
@@ -558,11 +558,11 @@ def stored(loaders, tmp_path, monkeypatch):
     """A loader of kept items, whose columns go to the device at their first batch."""
     monkeypatch.setattr(rows_module, "NUM_BEFORE", 0)
     monkeypatch.setattr(budget, "LEAST_FREE_BYTES", 0)
-    loaders.pipeline.fused.engage(True)
-    loaders.pipeline.stored.engage(True)
+    loaders.parts.fused.engage(True)
+    loaders.parts.stored.engage(True)
     loaders.transfer.engage("prefetch", False)
     loaders.transfer.engage("store", True)
-    loaders.pipeline.stored.on_taken = loaders.transfer.gathered
+    loaders.parts.stored.on_taken = loaders.transfer.gathered
     dataset = make(tmp_path, monkeypatch, WORKS)
     yield DataLoader(dataset, batch_size=6, shuffle=True)
     loaders.transfer.engage("store", False)

@@ -167,9 +167,7 @@ def test_any_chain_of_crops_and_flips(data):
 
 def test_workers_that_are_asked_for_have_the_same_streams():
     assert (
-        Loaders().pipeline.fused.why_not(
-            DataLoader(CHAINS["as CIFAR is trained on"](), num_workers=2), for_workers=True
-        )
+        Loaders().parts.fused.why_not(DataLoader(CHAINS["as CIFAR is trained on"](), num_workers=2), for_workers=True)
         is None
     )
 

@@ -18,19 +18,19 @@ DEFAULT_PREFETCH_FACTOR = 2
 
 
 class LoaderLever(Lever):
-    """A part of the input pipeline, which gives the script's own batches sooner; what it counts is its evidence."""
+    """A part of the input, which gives the script's own batches sooner; what it counts is its evidence."""
 
     class_ = "exact"
     shortens: ClassVar = ("data",)
     check = "batches"
     checks_itself = True
     part: ClassVar[str]
-    """Which part of `session.loaders.pipeline` it engages."""
+    """Which part of `session.loaders.parts` it engages."""
     counted: ClassVar[tuple[str, str]]
     """The part's counter, and what it counts, in words."""
 
-    def _part(self, pipeline: Any) -> Any:
-        return getattr(pipeline, self.part)
+    def _part(self, parts: Any) -> Any:
+        return getattr(parts, self.part)
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A loader whose dataset says in its code what it computes or opens."""
@@ -46,17 +46,17 @@ class LoaderLever(Lever):
 
     def engage(self, session: Any, settings: Mapping[str, Setting]) -> None:
         """From the next fetch on."""
-        self._part(session.loaders.pipeline).engage(True)
+        self._part(session.loaders.parts).engage(True)
         session.loaders.attach()
 
     def release(self, session: Any) -> None:
         """As the script has it; what is kept waits."""
-        self._part(session.loaders.pipeline).engage(False)
+        self._part(session.loaders.parts).engage(False)
 
     def evidence(self, session: Any) -> str | None:
         """What its part has done."""
         counter, words = self.counted
-        num = getattr(self._part(session.loaders.pipeline), counter)
+        num = getattr(self._part(session.loaders.parts), counter)
         return f"{num:,} {words}" if num else None
 
 

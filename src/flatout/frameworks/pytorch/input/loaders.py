@@ -65,7 +65,7 @@ class Loaders:
         """Memory for kept items; None: what is free allows."""
         self.admits_random = True
         """Whether workers of ours may draw other random numbers for items than plain does."""
-        self._pipeline: InputParts | None = None
+        self._parts: InputParts | None = None
         self._transfer: Transfer | None = None
         self._pid = os.getpid()
         self._patch: Patch | None = None
@@ -118,7 +118,7 @@ class Loaders:
     @property
     def in_use(self) -> bool:
         """Whether a lever fetches, or has fetched, otherwise than the script."""
-        return bool(self.settings or self.num_changed or self._pipeline or self._transfer)
+        return bool(self.settings or self.num_changed or self._parts or self._transfer)
 
     # -- what is known -------------------------------------------------------------------------------------------
 
@@ -197,22 +197,22 @@ class Loaders:
         return loader not in self._others and not isinstance(loader.sampler, SequentialSampler)
 
     @property
-    def pipeline(self) -> InputParts:
+    def parts(self) -> InputParts:
         """What computes batches otherwise than item by item; made when it is first asked for."""
-        if self._pipeline is None:
+        if self._parts is None:
             from flatout.frameworks.pytorch.input.items.parts import InputParts
 
-            self._pipeline = InputParts(self.store_memory_bytes)
-        return self._pipeline
+            self._parts = InputParts(self.store_memory_bytes)
+        return self._parts
 
     def remarks(self) -> list[str]:
         """What is to be said of workers in the end."""
         return list(self.said)
 
     def attach(self) -> None:
-        """Have passes that are under way ask the input pipeline as well, of which a part was engaged."""
+        """Have passes that are under way ask the parts of the input as well, of which a part was engaged."""
         for one in self.passes:
-            self.pipeline.attach(one.loader, one.inner)
+            self.parts.attach(one.loader, one.inner)
 
     @property
     def transfer(self) -> Transfer:
@@ -229,23 +229,23 @@ class Loaders:
 
     @property
     def looks_at_datasets(self) -> bool:
-        """Whether it may be found out what the input pipeline could do for them, which takes a while."""
-        return self.studies or self._pipeline is not None or IN_PROCESS in self.settings
+        """Whether it may be found out what the parts of the input could do for them, which takes a while."""
+        return self.studies or self._parts is not None or IN_PROCESS in self.settings
 
     def why_not(self, part: Callable[[InputParts], Any], loader: DataLoader[Any], *, for_workers: bool) -> str | None:
-        """Why a part of the input pipeline can do nothing for a loader's batches; None where it can."""
+        """Why a part of the input can do nothing for a loader's batches; None where it can."""
         if not self.looks_at_datasets:
             return NOT_LOOKED_AT
-        why: str | None = part(self.pipeline).why_not(loader, for_workers=for_workers)
+        why: str | None = part(self.parts).why_not(loader, for_workers=for_workers)
         return why
 
     def open(self, loader: DataLoader[Any]) -> Opened:
         """A pass made under the present settings; as the script says where they do not apply, or fail."""
-        if self._pipeline is not None:
-            self._pipeline.decoded.before_pass()
+        if self._parts is not None:
+            self._parts.decoded.before_pass()
         opened = self._open(loader)
-        if self._pipeline is not None:
-            self._pipeline.attach(loader, opened.iterator)
+        if self._parts is not None:
+            self._parts.attach(loader, opened.iterator)
         if self._transfer is not None:
             self._transfer.attach(loader, opened.iterator)
         return opened
@@ -269,7 +269,7 @@ class Loaders:
         settings = usable(self.settings, loader)
         if not settings or not self._may_open(loader):
             return {}
-        if settings.get(IN_PROCESS) and self.pipeline.fused.why_not(loader, for_workers=True) is None:
+        if settings.get(IN_PROCESS) and self.parts.fused.why_not(loader, for_workers=True) is None:
             return settings
         if not self._feeds_training(loader) and loader not in self._kept:
             return {}
@@ -337,8 +337,8 @@ class Loaders:
         if started is None:
             opened.before = None
             return self.open_plain(loader, drawn=True).iterator
-        if self._pipeline is not None:
-            self._pipeline.attach(loader, started.iterator)
+        if self._parts is not None:
+            self._parts.attach(loader, started.iterator)
         return started.iterator
 
     def _start(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
@@ -368,7 +368,7 @@ class Loaders:
         warned = caller_in(DataLoader._get_iterator, "self.check_worker_number_rationality()")
         warned(loader.check_worker_number_rationality)  # plain warns where there are more workers than cores
         if (fast := bool(settings.get(IN_PROCESS))) or settings.get("num_workers") == 0:
-            return self.pipeline.in_process(loader, fast=fast)
+            return self.parts.in_process(loader, fast=fast)
         from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
 
         return OurWorkers(loader, asked_once=asked_once)

@@ -41,4 +41,4 @@ class DecodedStore(LoaderLever):
 
     def engage(self, session: Any, settings: Mapping[str, Setting]) -> None:
         """From the next image on; workers from the next pass on."""
-        session.loaders.pipeline.decoded.engage(True)
+        session.loaders.parts.decoded.engage(True)

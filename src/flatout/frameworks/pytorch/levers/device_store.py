@@ -41,11 +41,11 @@ class DeviceStore(CudaLever):
         session.require_cuda()
         transfer = session.loaders.transfer
         transfer.engage("store", True, session.loaders.passes)
-        session.loaders.pipeline.stored.on_taken = transfer.gathered
+        session.loaders.parts.stored.on_taken = transfer.gathered
 
     def release(self, session: Session) -> None:
         """Batches are copied again; the rows on the device wait with those that are kept."""
-        session.loaders.pipeline.stored.on_taken = None
+        session.loaders.parts.stored.on_taken = None
         session.loaders.transfer.engage("store", False)
 
     def evidence(self, session: Session) -> str | None:

@@ -41,5 +41,5 @@ class SampleStore(LoaderLever):
     def engage(self, session: Any, settings: Mapping[str, Setting]) -> None:
         """From the next fetch on; items that are kept already stay."""
         loaders = session.loaders
-        loaders.pipeline.stored.engage(True, fill=loaders.training if loaders.reopen else ())  # at once in a trial
+        loaders.parts.stored.engage(True, fill=loaders.training if loaders.reopen else ())  # at once in a trial
         loaders.attach()

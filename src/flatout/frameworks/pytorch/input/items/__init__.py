@@ -1,1 +1,1 @@
-"""The input pipeline: the script's own loader, its items computed in other ways, bit for bit the same."""
+"""The script's own loader, its items computed in other ways, bit for bit the same: one part for each way."""

@@ -1,4 +1,4 @@
-"""The parts of the input pipeline. In: loaders' iterators. Out: the same, which ask the engaged parts for batches."""
+"""Which parts can give batches in other ways? In: loaders' iterators. Out: the same, which ask engaged parts for batches."""
 
 from __future__ import annotations
 

@@ -282,9 +282,9 @@ def test_it_can_be_engaged_and_released_between_any_two_batches():
         numbers = []
         for position, (batch,) in enumerate(DataLoader(dataset, batch_size=4)):
             assert torch.equal(batch, dataset.tensors[0][4 * position : 4 * position + 4])
-            loaders.pipeline.fused.engage(position % 6 < 3), loaders.attach()
-            numbers.append(loaders.pipeline.fused.num_batches)
-        assert loaders.pipeline.fused.why_not(DataLoader(dataset)) is None
+            loaders.parts.fused.engage(position % 6 < 3), loaders.attach()
+            numbers.append(loaders.parts.fused.num_batches)
+        assert loaders.parts.fused.why_not(DataLoader(dataset)) is None
     finally:
         loaders.remove()
 
@@ -388,7 +388,7 @@ class ReadOnly(Dataset):
 if LEVER:
     owner = Loaders()
     owner.install()
-    owner.pipeline.fused.engage(True)
+    owner.parts.fused.engage(True)
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     for _ in range(2):
