@@ -1,4 +1,4 @@
-"""Which parts give batches in other ways? In: loaders' iterators. Out: the same, which ask engaged parts for batches."""
+"""Which parts give batches in other ways? In: loaders' iterators. Out: the same, asking engaged parts for batches."""
 
 from __future__ import annotations
 
