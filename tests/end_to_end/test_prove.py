@@ -30,7 +30,7 @@ PLANTED = '''"""planted: updates of a fifth of their size, as a lever that harms
 
 from typing import ClassVar
 
-from flatout.records.plan import Lever
+from flatout.frameworks.lever import Lever
 
 
 class Planted(Lever):
@@ -99,13 +99,8 @@ def test_a_lever_that_harms_convergence_is_caught(tmp_path):
     levers = tmp_path / "src" / "flatout" / "frameworks" / "pytorch" / "levers"
     (levers / "planted.py").write_text(PLANTED)
     registry = (levers / "__init__.py").read_text()
-    registry = registry.replace(
-        "LEVERS: tuple[type[Lever], ...] = (", "LEVERS: tuple[type[Lever], ...] = (\n    Planted,"
-    )
-    line = "from flatout.frameworks.pytorch.levers.planted import Planted\n"
-    (levers / "__init__.py").write_text(
-        registry.replace("from flatout.records.plan", f"{line}from flatout.records.plan", 1)
-    )
+    assert "NAMES = (" in registry
+    (levers / "__init__.py").write_text(registry.replace("NAMES = (", 'NAMES = (\n    "planted",'))
     done = prove(
         "--levers", "planted", "--seeds", "6", *ACCURACY, PROVED, folder=tmp_path, PYTHONPATH=str(tmp_path / "src")
     )

@@ -206,7 +206,7 @@ def test_a_cache_that_cannot_be_written_costs_measuring_again(tmp_path, monkeypa
 
     found = object()
     monkeypatch.setattr(calibrate, "measure", lambda *_, **__: found)
-    monkeypatch.setattr(calibrate, "_trusted_in", lambda path: None)
+    monkeypatch.setattr(calibrate, "_cached", lambda path: None)
     monkeypatch.setattr(Path, "mkdir", refuse)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert calibrate.ceilings(kind().package) is found

@@ -142,7 +142,9 @@ def nodes(num_ranks: int, nnodes: int, node_rank: int, rdzv_endpoint: str | None
         UsageError: They cannot be.
     """
     error = cause = ""
-    if nnodes < 1 or (nnodes > 1 and (num_ranks % nnodes or num_ranks < nnodes)):
+    if nnodes < 1:
+        error, cause = f"`--nnodes {nnodes}` is not a number of machines", "there is at least this one"
+    elif nnodes > 1 and (num_ranks % nnodes or num_ranks < nnodes):
         error, cause = f"{num_ranks} ranks are not {nnodes} times as many", "each machine has as many as the others"
     elif not 0 <= node_rank < nnodes:
         error, cause = f"`--node-rank {node_rank}` is none of {nnodes}", "machines are numbered from 0"

@@ -333,7 +333,7 @@ def settled(done, num):
 
 
 def threads():
-    return [one for one in threading.enumerate() if one.name.startswith("flatout-reading")]
+    return [one for one in threading.enumerate() if one.name == "flatout-reading"]
 
 
 LOADERS = {

@@ -11,8 +11,8 @@ import os
 import stat
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ ADVISED_BYTES = 2**17
 """The kernel takes no more of one advice than it reads ahead by itself, which is this by default."""
 
 BUFFER_BYTES = 2**20
+
+IDLE_S, ENDING_S = 2.0, 0.1
+"""A thread without work ends after so long; at the end of a pass they are waited for so long."""
+
 NUM_LOOKED_AT = 16
 """Files by which it is judged how quickly they are read."""
 
@@ -56,9 +60,10 @@ class Reading:
         self.over = False
         self._owner = owner
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._added = threading.Condition()
+        self._waiting: deque[tuple[int, Sequence[str]]] = deque()
+        self._threads: set[threading.Thread] = set()
         self._num_looked_at = self._num_quick = 0
-        self._threads = ThreadPoolExecutor(NUM_THREADS, "flatout-reading")
 
     def wants(self, number: int) -> bool:
         """Whether the file of an item is still worth reading."""
@@ -66,20 +71,47 @@ class Reading:
 
     def add(self, number: int, paths: Sequence[str]) -> None:
         """Have the files of an item read; nobody is told when they are."""
-        self._threads.submit(self._read, number, paths)
+        with self._added:
+            self._waiting.append((number, paths))
+            self._added.notify()
+            if len(self._threads) < NUM_THREADS and not self.over:
+                thread = threading.Thread(target=self._work, name="flatout-reading", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # no more threads, or the process is ending
+                    return
+                self._threads.add(thread)
 
     def end(self) -> None:
-        """The pass is over."""
+        """The pass is over: its threads end at once, so that the script finds none, and can fork workers."""
         self.over = True
-        if self._pid == os.getpid():  # and not in a process that was forked, where no thread is
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._pid != os.getpid():  # a process that was forked, where no thread is
+            return
+        with self._added:
+            self._waiting.clear()
+            self._added.notify_all()
+            threads = list(self._threads)
+        until_s = time.monotonic() + ENDING_S
+        for thread in threads:
+            thread.join(max(until_s - time.monotonic(), 0.0))
 
-    def _read(self, number: int, paths: Sequence[str]) -> None:
-        for path in paths:
-            slow = read(path) if self.wants(number) else None
-            if slow is not None:
-                with self._lock:
-                    self.judge(number, slow=slow)
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            number, paths = job
+            for path in paths:
+                slow = read(path) if self.wants(number) else None
+                if slow is not None:
+                    with self._added:
+                        self.judge(number, slow=slow)
+
+    def _next(self) -> tuple[int, Sequence[str]] | None:
+        """The item that is wanted first; None where none comes for a while."""
+        with self._added:
+            self._added.wait_for(lambda: self._waiting or self.over, IDLE_S)
+            if self._waiting:
+                return self._waiting.popleft()
+            self._threads.discard(threading.current_thread())
+            return None
 
     def judge(self, number: int, *, slow: bool) -> None:
         """A file was read: rest where the last ones were quick."""
