@@ -104,6 +104,29 @@ def test_torch_is_imported_at_top_level_only_where_pytorch_is_the_subject():
     assert not found, "levers, too, import torch only when they are engaged: the parent reads their descriptions"
 
 
+def imported_by(tree: ast.Module) -> Iterator[str]:
+    """Names of modules, or of what may be one, also inside functions and for types alone."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """Not even inside functions or for types: what refers to each other is one thing, or needs a third."""
+    names = {"flatout." + name_of(path).removesuffix(".py").replace("/", "."): path for path in modules()}
+    left = {
+        name: {one for one in imported_by(tree_of(path)) if one in names and one != name}
+        for name, path in names.items()
+    }
+    while ready := [name for name, needed in left.items() if not needed & left.keys()]:
+        for name in ready:
+            del left[name]
+    assert sorted(left) == []
+
+
 def imports_at_top_level(body: list[ast.stmt]) -> Iterator[str]:
     for node in body:
         if isinstance(node, ast.Import):

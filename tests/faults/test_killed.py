@@ -16,6 +16,7 @@ from flatout.machine.read import read_machine
 from flatout.records.plan import Candidate
 from flatout.run.script import Script
 from flatout.trials import child_failures
+from flatout.trials.conclude import result_of
 from flatout.trials.conduct import Conduct
 from flatout.trials.search.space import Choice
 from flatout.trials.terms import Goal, Show, Terms
@@ -110,8 +111,9 @@ def test_where_plain_is_killed_what_was_tried_before_is_kept(conducted, monkeypa
             conduct.bench.window({}, purpose="baseline")
 
     monkeypatch.setattr(conduct, "try_all", try_all)
-    monkeypatch.setattr(conduct, "prove", lambda: None)
-    found = conduct.run()
+    monkeypatch.setattr(conduct, "remeasure", lambda: None)
+    conduct.run()
+    found = result_of(conduct)
     assert len(killer.killed) == 1
     assert list(found.trials) == [tried] and found.anatomy is not None
     assert "was killed by SIGKILL" in found.stopped and found.plan is None

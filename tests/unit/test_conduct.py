@@ -38,7 +38,7 @@ def prove(conduct, **outcomes):
         return replace(found, **outcomes[next(iter(found.levers))])
 
     conduct._measure_again = measure
-    conduct.prove()
+    conduct.remeasure()
     return again
 
 
@@ -65,7 +65,7 @@ def test_plain_against_itself_is_measured_again_whatever_the_screening_showed(tm
     assert one.against_itself and not Conduct(Script(path="train.py"), tmp_path, MACHINE, Goal(), Show()).against_itself
     one.trials = [trial({}, 0.99, "inconclusive")]
     one._measure_again = lambda found, leave_s=0.0: replace(found, outcome="no difference", remeasured=True)
-    one.prove()
+    one.remeasure()
     assert one.final.levers == {} and one.final.outcome == "no difference"
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from flatout.judge.sequential import Bets, needed
+from flatout.judge.sequential import BettingTest, needed
 from flatout.records.trace import Window
 from flatout.run.monitor import ERROR, MOST_COST, Monitor
 from flatout.run.run_windows import WINDOW_S, Sides
@@ -237,7 +237,7 @@ def test_bets_are_rarely_won_by_chance_however_often_one_looks():
     lots = random.Random(1)
     won = 0
     for _ in range(2000):
-        bets = Bets()
+        bets = BettingTest()
         for _ in range(300):
             bets.place(won=lots.random() < 0.5)
             if bets.wealth >= 20:

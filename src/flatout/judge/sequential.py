@@ -1,4 +1,4 @@
-"""How often may one look at pairs that come one by one? Looks at fixed numbers of them, and bets after every one.
+"""How often may one look at pairs that come one by one? Group-sequential looks, and a test by betting after every pair.
 
 In: numbers of pairs, or which side was slower. Out: what a look may spend of the error, or how strong the evidence is.
 
@@ -53,14 +53,14 @@ class Looks:
 
 
 @dataclass(slots=True)
-class Bets:
+class BettingTest:
     """What the bets on one outcome have come to.
 
     Where neither side is slower, each pair is as likely to come out one way as the other, because the lot says which of
     its windows goes first. Whoever bets a part of what he has on *slower* then gains nothing on average, and the chance
     that he ever has `n` times what he began with is at most 1/n, however often one looks.
 
-    >>> bets = Bets()
+    >>> bets = BettingTest()
     >>> for _ in range(9):
     ...     bets.place(won=True)
     >>> bets.wealth > 100, bets.num_won

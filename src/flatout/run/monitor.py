@@ -17,7 +17,7 @@ from statistics import median
 
 from flatout.child.pace import Pace, usual_step_s
 from flatout.judge.paired import Pair
-from flatout.judge.sequential import Bets, needed
+from flatout.judge.sequential import BettingTest, needed
 from flatout.records.trace import Window
 from flatout.run.run_windows import WINDOW_S, Sides, WindowRequest, steps_in
 
@@ -83,8 +83,8 @@ class _Look:
     """Whether it was due anyway, and nothing has jumped."""
     far_before: int = 0
     """Pairs before it whose sides were far apart. They count for that alone: no bet was placed on them."""
-    bets: Bets = field(default_factory=Bets)
-    against: Bets = field(default_factory=Bets)
+    bets: BettingTest = field(default_factory=BettingTest)
+    against: BettingTest = field(default_factory=BettingTest)
     ratios: list[float] = field(default_factory=list)
     gains: list[float] = field(default_factory=list)
     """How many times as fast the other side was."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from flatout import __version__
 from flatout.frameworks.lever import input_levers
@@ -17,9 +17,7 @@ from flatout.judge.result import FORMAT, Result, TimelineStep
 from flatout.records.ceilings import Machine
 from flatout.records.plan import PLAN_FORMAT, Plan, Trial, label
 from flatout.records.trace import FOREIGN_LIMIT, Header, Window
-
-if TYPE_CHECKING:
-    from flatout.trials.conduct import Conduct
+from flatout.trials.conduct import Conduct
 
 
 def result_of(conduct: Conduct) -> Result:

@@ -1,6 +1,6 @@
 """What does `tune` do, in order, and what does `why`? Baseline, anatomy, counterfactuals, trials, choice, proof.
 
-In: a script and how far to go. Out: a `Result`. The order of work is here; measuring is in `windows` and `starts`,
+In: a script and how far to go. Out: trials. The order of work is here; measuring is in `windows` and `starts`,
 choosing in `flatout.trials.search.strategy`, judging in `stats`, `agreement` and `diagnosis`.
 """
 
@@ -19,13 +19,13 @@ from flatout.frameworks.lever import ranks_of
 from flatout.judge import agreement, paired, stats
 from flatout.judge.anatomy import Anatomy, dissect
 from flatout.judge.paired import SCREENING, Extent, Pairs
-from flatout.judge.result import Result, Untried
+from flatout.judge.result import Untried
 from flatout.judge.sequential import Looks
 from flatout.records.ceilings import Machine
 from flatout.records.plan import Candidate, Trial, allows
 from flatout.records.trace import Agreement, Levers
 from flatout.run.script import Script
-from flatout.trials import conclude, windows
+from flatout.trials import windows
 from flatout.trials.baseline import Baseline
 from flatout.trials.bench import Bench
 from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget, compiling_s
@@ -163,8 +163,10 @@ class Conduct:
     def _stage(self, text: str) -> None:
         self.show.stage(text, self.budget.share_spent)
 
-    def run(self) -> Result:
-        """All of it. Ctrl-C ends the trying and keeps what was learned; before there is anything, it ends all.
+    def run(self) -> None:
+        """All of it; what it comes to, `flatout.trials.conclude` says.
+
+        Ctrl-C ends the trying and keeps what was learned; before there is anything, it ends all.
 
         So does a plain script that cannot be measured any more: what was measured before is not lost with that.
         """
@@ -181,7 +183,6 @@ class Conduct:
                     told = STOPPED if isinstance(problem, KeyboardInterrupt) else f"{problem.error}: {problem.cause}"
                     self.stopped, self.short_budget_s = told, None
         self._stage("done")
-        return conclude.result_of(self)
 
     def _choose(self) -> None:
         """Measure the best again, and look at what changes nothing of that."""

@@ -25,6 +25,7 @@ from flatout.records.trace import Levers
 from flatout.run import folder, isolation, on_ranks
 from flatout.run.script import Script, check_source
 from flatout.trials.bench import opened
+from flatout.trials.conclude import result_of
 from flatout.trials.conduct import Conduct
 from flatout.trials.search.space import Choice, left_out
 from flatout.trials.short_runs import Setting, forget_all
@@ -71,7 +72,8 @@ def measured(
         with opened(conduct.bench), conduct.joules.meter:
             conduct.plain.measure_ceilings = lambda: _ceilings(conduct)
             conduct.own = own if goal.choice.num_ranks is not None else of_one_process(own, conduct.levers)
-            found = conduct.run() if ranks is None else ranks.alone(conduct)
+            conduct.run() if ranks is None else ranks.alone(conduct)
+            found = result_of(conduct)
         found = replace(found if ranks is None else ranks.confirm(found), options=_options(typed, plan))
         if found.plan is None or not write_plan:
             return _saved(found, run_folder)

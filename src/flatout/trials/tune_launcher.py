@@ -78,15 +78,15 @@ class LaunchedRanks:
         terms = replace(goal.terms, environment=alone(self._plain.environment()))
         return replace(goal, choice=choice, terms=terms, budget_s=left_s)
 
-    def alone(self, conduct: Conduct) -> Result:
-        """What one rank by itself comes to.
+    def alone(self, conduct: Conduct) -> None:
+        """Measure one rank by itself.
 
         Raises:
             ScriptError: It does not train alone.
             Inconclusive: It cannot be measured.
         """
         try:
-            return conduct.run()
+            conduct.run()
         except (ScriptError, Inconclusive) as problem:
             hint = (
                 "levers are searched on one rank in a world of one, for which a part of the budget is; `flatout exec "

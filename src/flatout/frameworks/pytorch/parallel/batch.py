@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,15 +23,12 @@ from flatout.frameworks.pytorch.parallel.assembly import Rule, Share
 from flatout.frameworks.pytorch.parallel.cuts import entering, part_entering
 from flatout.frameworks.pytorch.parallel.gradients import summed_in_buckets
 from flatout.frameworks.pytorch.parallel.group import Group
-from flatout.frameworks.pytorch.parallel.protocol import Check, ForwardResult, Found, ParameterHolder, Pattern
+from flatout.frameworks.pytorch.parallel.protocol import Check, Dividing, ForwardResult, Found, ParameterHolder, Pattern
 from flatout.frameworks.pytorch.parallel.random_numbers import BatchRandom, drawn_apart
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded_tensor import Sharded, become, part_of
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 from flatout.records.ranks import SUM_OVER_GROUPS
-
-if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.parallel.division import Division
 
 
 @contextmanager
@@ -128,7 +125,7 @@ class _Normalised(torch.autograd.Function):
         return found.to(x.dtype), of_weight, of_bias, None, None, None, None
 
 
-def passed(division: Division, args: Any, kwargs: Any, pattern: Pattern, *, silent: bool = False) -> ForwardResult:
+def passed(division: Dividing, args: Any, kwargs: Any, pattern: Pattern, *, silent: bool = False) -> ForwardResult:
     """Compute a call, each its part of the batch, or all of one that is too small."""
     held, group = division.held, division.replicas
     inputs = tensors_of((args, kwargs), unique=False)
@@ -223,7 +220,7 @@ class BatchPass:
 class DividedCall:
     """A divided call, between its way forward and its way back; `check` where it was computed both ways."""
 
-    def __init__(self, division: Division, pattern: Pattern, args: Any, kwargs: Any, check: Check | None) -> None:
+    def __init__(self, division: Dividing, pattern: Pattern, args: Any, kwargs: Any, check: Check | None) -> None:
         self.division, self.pattern = division, pattern
         self.given, self.check = (args, kwargs), check
         self.passed: ForwardResult

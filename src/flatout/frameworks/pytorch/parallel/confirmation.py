@@ -12,7 +12,7 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -30,16 +30,13 @@ from flatout.frameworks.pytorch.parallel.cuts import Cut, Tensors, entering, gue
 from flatout.frameworks.pytorch.parallel.group import Lost
 from flatout.frameworks.pytorch.parallel.module_calls import hooked_module
 from flatout.frameworks.pytorch.parallel.outside_state import OutsideState
-from flatout.frameworks.pytorch.parallel.protocol import Check, Computed, Found, ParameterHolder, Pattern
+from flatout.frameworks.pytorch.parallel.protocol import Check, Computed, Dividing, Found, ParameterHolder, Pattern
 from flatout.frameworks.pytorch.parallel.random_numbers import BatchRandom, NoDropout
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded_tensor import Sharded, part_of
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
-
-if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.parallel.division import Division
 
 MOST_TIMES_ROUNDING = 5.0
 """Gradients of parts may differ from those of the whole by so many times what rounding changes."""
@@ -55,7 +52,7 @@ NEGLIGIBLE = 1e-6
 class Confirmation:
     """Calls of one module that are computed both ways."""
 
-    def __init__(self, division: Division) -> None:
+    def __init__(self, division: Dividing) -> None:
         self._division, self._group = division, division.group
         self._outside: OutsideState | None = None
         self._decided = True

@@ -67,7 +67,6 @@ class Division:
         self.hold: Hold | None = None
         """How parameters are held once it is known how calls are divided; None: as they are."""
         self.confirmation = Confirmation(self)
-        self.trial = self.confirmation.trial
         self.changes, self.last = Changes(), LastCalls(self)
         self._num_changes = self._since = 0
         self._patterns: dict[tuple[Any, ...], Pattern] = {}
@@ -152,6 +151,10 @@ class Division:
         if self.hold is not None:
             self.held, self.hold = self.hold(self.module(), called), None
         return self.confirmation.confirmed(args, kwargs, inputs, pattern)
+
+    def trial(self) -> AbstractContextManager[Any]:
+        """See `Confirmation.trial`."""
+        return self.confirmation.trial()
 
     @property
     def holds_whole(self) -> bool:

@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,12 +20,9 @@ from flatout.frameworks.pytorch.parallel.call_signature import SIMPLE
 from flatout.frameworks.pytorch.parallel.cuts import entering
 from flatout.frameworks.pytorch.parallel.group import Lost
 from flatout.frameworks.pytorch.parallel.outside_state import OutsideState, copied_safely, is_same
-from flatout.frameworks.pytorch.parallel.protocol import Pattern
+from flatout.frameworks.pytorch.parallel.protocol import Dividing, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.seams.module_state import INTERNAL
-
-if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.parallel.division import Division
 
 _WITHIN = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
 Kept = list[tuple[dict[Any, Any], dict[Any, Any]]]
@@ -107,7 +104,7 @@ MOST_KEPT = 4
 class LastCalls:
     """The calls of a module that came after the last confirmed one of their kind. While there are any, it stays."""
 
-    def __init__(self, division: Division) -> None:
+    def __init__(self, division: Dividing) -> None:
         self._division = division
         self.kept: dict[Any, tuple[Any, ...]] = {}
 

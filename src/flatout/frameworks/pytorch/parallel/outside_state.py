@@ -11,15 +11,13 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from flatout.frameworks.pytorch.parallel.call_signature import SIMPLE, Fields, copied
+from flatout.frameworks.pytorch.parallel.protocol import Dividing
 from flatout.frameworks.pytorch.parallel.refusal import ChangesOutside
-
-if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.parallel.division import Division
 
 _FOREIGN = {"torch", "numpy", "flatout", "builtins", *sys.stdlib_module_names}
 """What is written by code of these is no state of a model."""
@@ -86,7 +84,7 @@ class OutsideState:
                     self._variable(space, inner, partial(space.get, inner), names - {inner})
 
 
-def refused(division: Division, name: str) -> ChangesOutside:
+def refused(division: Dividing, name: str) -> ChangesOutside:
     """That calls which change a variable outside of their module cannot be divided."""
     cause = f"it changes `{name}`, a variable outside of it: what a rank puts there is that of its part"
     problem = division.refused(cause)

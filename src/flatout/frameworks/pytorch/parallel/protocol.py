@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.parallel.assembly import Rule
 from flatout.frameworks.pytorch.parallel.cuts import Cut, Tensors
+from flatout.frameworks.pytorch.parallel.group import Group
+from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded_tensor import part_of
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
@@ -204,3 +206,37 @@ class Pass:
         for tensor in self._entered:
             tensor.grad = None
         return found, of_inputs
+
+
+class Dividing(Protocol):
+    """What those that help to divide the calls of a module use of `Division`."""
+
+    name: str
+    module: Callable[[], nn.Module]
+    compute: Callable[..., Any]
+    group: Group
+    replicas: Group | None
+    held: ParameterHolder
+    remarks: list[str]
+    refuse: Callable[[NotDivided], NoReturn]
+    apart: Callable[[], AbstractContextManager[None]]
+    changes: Any
+
+    @property
+    def holds_whole(self) -> bool:
+        """Whether each rank has all parameters."""
+
+    def trial(self) -> AbstractContextManager[Any]:
+        """Around what is not the script's: nothing is drawn, and all is put back."""
+
+    def refused(self, cause: str) -> NotDivided:
+        """That calls of the module cannot be divided, and why."""
+
+    def small(self, inputs: Sequence[torch.Tensor]) -> str:
+        """That a batch has fewer samples than there are ranks; empty where it has enough."""
+
+    def again(self, args: Any, kwargs: Any, pattern: Pattern) -> Check:
+        """Compute a former call both ways."""
+
+    def compare_gradients(self, check: Check, gradients: Sequence[Any]) -> None:
+        """Compare the gradients of a call that was computed both ways."""

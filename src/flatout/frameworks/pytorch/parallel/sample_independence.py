@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,11 +17,8 @@ from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.batch import with_running_statistics
 from flatout.frameworks.pytorch.parallel.cuts import bounds, entering
 from flatout.frameworks.pytorch.parallel.group import Lost
-from flatout.frameworks.pytorch.parallel.protocol import Pattern
+from flatout.frameworks.pytorch.parallel.protocol import Dividing, Pattern
 from flatout.frameworks.pytorch.seams.trees import tensors_of
-
-if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.parallel.division import Division
 
 FIRST = 32
 """So many calls of a kind are all looked at: what a model does every so many calls shows in them."""
@@ -45,7 +42,7 @@ def is_due(num: int) -> bool:
     return num <= FIRST or num * 2654435761 % 2**32 < 2**32 // SELDOM
 
 
-def agrees(division: Division, pattern: Pattern, args: Any, kwargs: Any) -> bool:
+def agrees(division: Dividing, pattern: Pattern, args: Any, kwargs: Any) -> bool:
     """Whether samples give the same in other company, as far as that can be told.
 
     After a disagreement the kind of call is sampled no more: what computing it both ways tells counts.
@@ -66,7 +63,7 @@ def agrees(division: Division, pattern: Pattern, args: Any, kwargs: Any) -> bool
 
 
 def _computed(
-    division: Division, pattern: Pattern, args: Any, kwargs: Any, samples: list[int]
+    division: Dividing, pattern: Pattern, args: Any, kwargs: Any, samples: list[int]
 ) -> tuple[Outputs, Outputs] | None:
     """Outputs of the first and of the last one; None where the model raises."""
 

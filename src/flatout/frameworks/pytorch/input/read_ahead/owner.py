@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.input.read_ahead.names import Column, columns_of
-from flatout.frameworks.pytorch.input.read_ahead.readers import Reading, read
+from flatout.frameworks.pytorch.input.read_ahead.readers import Reading, Wanted, read
 from flatout.frameworks.pytorch.input.shuffles import why_not_ahead
 from flatout.guest.interruptions import let_through
 
@@ -29,13 +29,8 @@ NUM_TIMED = 8
 """Files by which it is judged whether a loader's files are worth reading ahead."""
 
 
-class ReadAhead:
+class ReadAhead(Wanted):
     """All loaders of a process whose files are read ahead."""
-
-    def __init__(self) -> None:
-        self.engaged = False
-        self.num_files = 0
-        """Read since it was engaged, of those that were not in memory."""
 
     def engage(self, on: bool) -> None:
         """From the next batch on, or no longer."""

@@ -13,10 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.input.read_ahead.owner import ReadAhead
 
 NUM_THREADS = 8
 """They wait most of the time: so many requests are under way at once, and each file's parts besides."""
@@ -43,6 +39,15 @@ REST = 512
 """Files that are not looked at after such ones."""
 
 
+class Wanted:
+    """Whether anything is to be read ahead in this process, and what has been."""
+
+    def __init__(self) -> None:
+        self.engaged = False
+        self.num_files = 0
+        """Read since it was engaged, of those that were not in memory."""
+
+
 class Reading:
     """What is read ahead in one pass over a loader, by threads that end with it.
 
@@ -55,7 +60,7 @@ class Reading:
         over: Whether the pass has ended.
     """
 
-    def __init__(self, owner: ReadAhead) -> None:
+    def __init__(self, owner: Wanted) -> None:
         self.num_given = self.rests_until = 0
         self.over = False
         self._owner = owner

@@ -9,14 +9,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from flatout.frameworks.pytorch.seams.patches import Patch
-
-if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.input.transfer.transfer import Transfer
 
 Target: TypeAlias = tuple[torch.device, bool]
 """Where to, and whether the host goes on meanwhile."""
@@ -96,8 +93,8 @@ def parsed_cuda(dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any
 class Seams:
     """Both methods, while somebody wants to know."""
 
-    def __init__(self, receiver: Transfer) -> None:
-        self._receiver = receiver
+    def __init__(self, arrive: Callable[[torch.Tensor, Target, Callable[[], Any]], Any]) -> None:
+        self._arrive = arrive
         self._patches: list[Patch] = []
 
     def install(self) -> None:
@@ -115,14 +112,14 @@ class Seams:
         self._patches = []
 
     def _noticed(self, parse: Parse, original: Any, patch: Patch) -> Seam:
-        receiver = self._receiver
+        arrive = self._arrive
 
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             found = None
             if patch.active and type(self) is torch.Tensor and self.is_cpu and not torch.compiler.is_compiling():
                 target = parse(self.dtype, args, kwargs)
                 if target is not None and target[0].type != "cpu":
-                    found = receiver.arrive(self, target, lambda: original(self, *args, **kwargs))
+                    found = arrive(self, target, lambda: original(self, *args, **kwargs))
             return original(self, *args, **kwargs) if found is None else found
 
         return Seam(original, method)

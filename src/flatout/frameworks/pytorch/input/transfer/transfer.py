@@ -61,7 +61,7 @@ class Transfer:
         self._devices = devices or CudaDevices()
         self._stagings: dict[int, Staging] = {}
         self._known = Known()
-        self._seams = Seams(self)
+        self._seams = Seams(self.arrive)
         self._lines: weakref.WeakKeyDictionary[Any, Line] = weakref.WeakKeyDictionary()
         self._habits: weakref.WeakKeyDictionary[DataLoader[Any], Habit] = weakref.WeakKeyDictionary()
         self._checked: dict[Way, int] = {"staged": 0, "early": 0, "gathered": 0}
