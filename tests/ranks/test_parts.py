@@ -209,6 +209,11 @@ def test_machines_that_cannot_be_are_refused(typed, error):
         options.nodes(*typed)
 
 
+def test_ranks_are_given_time_to_meet():
+    with pytest.raises(UsageError, match="gives ranks no time to meet"):
+        options.rank_terms(2, "auto", "0", options.nodes(2, 1, 0, None))
+
+
 def test_ranks_are_dealt_out_to_machines():
     places = options.nodes(8, 2, 1, "host:29400")
     assert options.rank_terms(8, "auto", "30s", places).of_this_node == range(4, 8)

@@ -169,6 +169,15 @@ def test_a_counter_that_is_lost_or_goes_back_on_the_way_leaves_the_sum_unknown(b
     assert meter.joules("cpu").joules == pytest.approx(9.0)
 
 
+def test_a_counter_that_stands_still_or_begins_anew_tells_nothing():
+    clock = Clock()
+    assert noted(clock, [1.0, 2.0], counter(lambda: 7.0)).joules().why_not == "package-0 stood still"
+    clock = Clock()
+    readings = iter([5000.0, 5010.0, 3.0, 13.0])
+    meter = noted(clock, [1.0, 2.0, 3.0], counter(lambda: next(readings), range_joules=262143.0))
+    assert "the counter began anew" in meter.joules().why_not
+
+
 def test_a_run_on_the_processor_is_not_charged_for_an_idle_gpu():
     clock = Clock()
     gpu = counter(lambda: 40 * clock.now_s, "gpu-0", device="gpu", update_s=0.1)

@@ -83,7 +83,7 @@ def test_a_folder_is_no_file_to_export_to(capsys):
     assert complaint(capsys, "report", "a-1", "--export", "steps.csv")[0] == "`--export steps.csv` is a folder"
 
 
-@pytest.mark.parametrize("text", ['{"lr": 0.1}', "[1]", " "])
+@pytest.mark.parametrize("text", ['{"lr": 0.1}', "[1]", " ", '[{"exit_code": 0}]', '{"runs": [{"exit_code": 1}]}'])
 def test_somebodys_own_json_is_no_summary(capsys, text):
     Path("config.json").write_text(text)
     error, cause, hint = complaint(capsys, "run", "--json", "config.json", "train.py")

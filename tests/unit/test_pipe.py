@@ -1,5 +1,6 @@
 """Orders come through a pipe as whole lines, with or without waiting."""
 
+import errno
 import os
 import threading
 import time
@@ -71,3 +72,15 @@ def test_no_pipe_and_a_pipe_that_is_gone_are_closed(tmp_path):
         pipe = OrderPipe(path)
         assert pipe.read(wait=True) is None
         assert pipe.closed
+
+
+def test_a_process_that_may_open_nothing_more_for_a_moment_hears_of_orders_later(both_ends, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    pipe, parent = both_ends
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        assert pipe.read(wait=False) is None and not pipe.closed
+    os.write(parent, b"window\n")
+    assert pipe.read(wait=True) == "window"

@@ -241,8 +241,12 @@ def test_a_plan_that_is_a_pipe_is_not_waited_for(path):
 def test_where_no_plan_can_be_written_is_known_before_one_is_made(path):
     check_place(path)
     assert "make its folder first" in refusal(check_place, path.parent / "gone" / "plan.toml", kind=MachineError).hint
+    long = path.parent / ("x" * 300) / "plan.toml"
+    assert refusal(check_place, long, kind=MachineError).cause
     path.write_text("garbage = [")
     assert "is no plan file" in refusal(check_place, path).error
+    path.write_text('format = 1\n[plan."a.py"]\n[notes]\n[plan."b.py"]\n')
+    assert "follow each other" in refusal(check_place, path).cause
 
 
 def test_names_in_a_file_reached_through_a_link_are_seen_from_where_it_lies(tmp_path, monkeypatch):

@@ -39,9 +39,12 @@ class OrderPipe:
     def _has_more(self, *, wait: bool) -> bool:
         try:
             descriptor = os.open(self._path or "", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             self.closed = True
             return False
+        except OSError:  # for the moment this process may open nothing more
+            time.sleep(LOOK_EVERY_S if wait else 0.0)
+            return wait
         try:
             chunk = os.read(descriptor, 65536)
             self._rest += chunk

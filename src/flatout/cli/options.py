@@ -92,12 +92,24 @@ def ended_by_module(command: click.Command, words: list[str]) -> list[str]:
     for after, word in rest:
         if "-m" not in valued or not word.startswith("-") or word in ("-", "--"):
             break
-        if word.startswith("-m"):
-            after += word == "-m"
-            return [*words[:after], "--", *words[after:]] if after <= len(words) else words
-        if word in valued:
+        if word in valued and word.startswith("--"):
             next(rest, None)
+        elif not word.startswith("--"):
+            letter, attached = _first_valued(word, valued)
+            if letter == "m" and after + (not attached) <= len(words):
+                after += not attached
+                return [*words[:after], "--", *words[after:]]
+            if letter and not attached:
+                next(rest, None)
     return words
+
+
+def _first_valued(cluster: str, valued: set[str]) -> tuple[str, bool]:
+    """The first letter of a cluster such as `-qm` that takes a value, and whether the value is attached to it."""
+    for position, letter in enumerate(cluster[1:], 2):
+        if f"-{letter}" in valued:
+            return letter, position < len(cluster)
+    return "", False
 
 
 def script_words(function: F, *, metavar: str = "SCRIPT [ARGUMENTS]...") -> F:
@@ -156,6 +168,25 @@ def nodes(num_ranks: int, nnodes: int, node_rank: int, rdzv_endpoint: str | None
     return {"num_nodes": nnodes, "node_rank": node_rank, "rdzv_endpoint": rdzv_endpoint or ""}
 
 
+LEAST_PATIENCE_S = 1.0
+
+
+def patience(hang_timeout: str) -> float:
+    """Seconds after which a silent rank hangs.
+
+    Raises:
+        UsageError: They are too few for ranks to meet in.
+    """
+    limit_s = seconds(hang_timeout, "--hang-timeout")
+    if limit_s < LEAST_PATIENCE_S:
+        raise UsageError(
+            f"`--hang-timeout {hang_timeout}` gives ranks no time to meet",
+            cause=f"it is shorter than {LEAST_PATIENCE_S:.0f} s, and one that takes longer is taken for one that hangs",
+            hint="e.g. `--hang-timeout 5m`",
+        )
+    return limit_s
+
+
 def rank_terms(num_ranks: int | None, mode: str, hang_timeout: str, places: dict[str, Any]) -> RankConfig | None:
     """How a run is divided over ranks; None where nothing was said, so that a plan may say it.
 
@@ -166,7 +197,7 @@ def rank_terms(num_ranks: int | None, mode: str, hang_timeout: str, places: dict
         raise UsageError(
             f"`--ranks {num_ranks}` is not a number of ranks", cause="one process is one rank", hint="e.g. `--ranks 2`"
         )
-    limit_s = seconds(hang_timeout, "--hang-timeout")
+    limit_s = patience(hang_timeout)
     if mode != "auto" and (num_ranks or 1) == 1:
         raise UsageError(
             f"`--mode {mode}` has nothing to divide", hint=f"e.g. `--ranks 2 --mode {mode}`",

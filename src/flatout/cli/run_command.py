@@ -62,7 +62,7 @@ def command(  # noqa: PLR0913  one parameter per option
         ranks=options.rank_terms(
             num_ranks, mode, hang_timeout, options.nodes(num_ranks or 1, nnodes, node_rank, rdzv_endpoint)
         ),
-        hang_timeout_s=options.seconds(hang_timeout, "--hang-timeout"),
+        hang_timeout_s=options.patience(hang_timeout),
         store_memory_bytes=memory_bytes,
     )
     if recheck:  # only then something is measured, and what measures takes a while to load

@@ -66,7 +66,7 @@ class Lever(ABC):
     compiles: ClassVar[bool] = False
     """Whether engaging it for the first time takes seconds to minutes."""
     takes_memory: ClassVar[bool] = False
-    """Whether it holds batches, items or workspace that plain does not: a run that is short of memory goes without."""
+    """Whether it holds batches, items or workspace that plain does not: who runs out of memory is told of it."""
     parameter: ClassVar[str | None] = None
     """The one setting that must be given, e.g. `num`; None where the lever has none."""
     least: ClassVar[int] = 0

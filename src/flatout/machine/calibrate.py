@@ -192,7 +192,7 @@ def _child(command: Sequence[str], options: Sequence[str], errors: IO[str] | Non
                 env={**environment, "PYTHONSAFEPATH": "1"},
             )
         except OSError as problem:
-            hint = "name a Python interpreter that has the framework"
+            hint = "install the framework beside flatout, in the same environment"
             raise MachineError(f"`{command[0]}` cannot be started", cause=str(problem), hint=hint) from problem
         finally:
             os.close(writing)

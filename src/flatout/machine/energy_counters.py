@@ -32,6 +32,9 @@ RAPL_UPDATE_S = 1e-3
 NVML_UPDATE_S = 0.1
 """Source: Yang, Adamek, Armour, "Accurate and Convenient Energy Measurements for GPUs", SC24: 100 ms from Ampere on."""
 
+MOST_WATTS = 10_000.0
+"""A counter that shows less than before, and more power than this behind its range, has begun anew."""
+
 MIN_UPDATES = 10
 """A stretch with fewer readings or changes of a counter is too short: one of them is over a tenth of it."""
 
@@ -73,6 +76,8 @@ class Counter:
             if gained < 0:
                 # Source: `Documentation/power/powercap/powercap.rst`, Linux: it wraps at `max_energy_range_uj`
                 gained += self.range_joules or 0.0
+                if gained > MOST_WATTS * max(begun_s - self.at_s[-1], self.update_s):
+                    raise ValueError("the counter began anew")
             if gained < 0:
                 raise ValueError("the counter went back")
         except Exception as problem:  # noqa: BLE001  a counter is never worth a run
@@ -107,7 +112,7 @@ def find(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -
     counters: list[Counter] = []
     missing: list[str] = []
     _packages(root, counters, missing)
-    if (root / "dev/nvidiactl").exists():
+    if (root / "dev/nvidiactl").exists() or (root / "dev/dxg").exists():  # the latter under WSL
         try:
             _gpus(os.environ if environment is None else environment, counters)
         except ImportError:
@@ -259,7 +264,10 @@ class EnergyMeter:
                 if ended_s - begun_s < needed_s:
                     took = f"{ended_s - begun_s:.2g} s"
                     return Energy(why_not=f"{took} are too short for {one.name}: {needed_s:.2g} s are needed")
-                used += one.at(ended_s) - one.at(begun_s)
+                gained = one.at(ended_s) - one.at(begun_s)
+                if not gained:
+                    return Energy(why_not=f"{one.name} stood still")
+                used += gained
         if not counters:
             return Energy(why_not="; ".join(self.found.missing) or "no energy counter could be read")
         return Energy(joules=used)

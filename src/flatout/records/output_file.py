@@ -20,13 +20,14 @@ HEAD_BYTES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileKind:
-    """A kind of file that is written where the user says: what it is called, and what stands near its beginning."""
+    """A kind of file that is written where the user says: what it is called, and what it begins with, or nearly so."""
 
     name: str
     mark: bytes
+    nearly: bool = False
 
 
-PAGE = FileKind(name="page", mark=b'<meta name="generator" content="flatout')
+PAGE = FileKind(name="page", mark=b'<meta name="generator" content="flatout', nearly=True)
 SUMMARY = FileKind(name="summary", mark=b'{"exit_code": ')
 
 
@@ -50,7 +51,7 @@ def check(path: Path, kind: FileKind, *, option: str) -> None:
             cause=str(problem.strerror or problem),
             hint="name another file",
         ) from None
-    if head and kind.mark not in head:
+    if head and not (kind.mark in head if kind.nearly else head.startswith(kind.mark)):
         raise UsageError(
             f"{typed} would overwrite a file that is no {kind.name}",
             cause=f"only an earlier {kind.name} of flatout is written over",

@@ -17,13 +17,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flatout.errors import RecordError, UsageError, cannot_write
 from flatout.records.as_json import from_json, to_json
 from flatout.records.ceilings import Machine, differences
 from flatout.records.output_file import write_whole
 from flatout.records.plan import CLASSES, PLAN_FORMAT, Plan, label
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
+
+MOST_BYTES = 16 << 20
+"""A larger file is no plan."""
 
 _HEAD = """\
 # Plans made by flatout: what to change about how a script runs, with the measurement that justifies it.
@@ -68,12 +74,17 @@ def check_place(path: Path) -> None:
         MachineError: The folder is not there, or cannot be written.
         RecordError: The file is there, is not empty, and is not a plan file.
     """
-    folder = folder_of(path)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        number = errno.EACCES if folder.is_dir() else errno.ENOENT
-        raise cannot_write(path, OSError(number, os.strerror(number)))
-    if _is_there(path):
+    try:
+        folder = folder_of(path)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            number = errno.EACCES if folder.is_dir() else errno.ENOENT
+            raise OSError(number, os.strerror(number))
+        is_there = _is_there(path)
+    except OSError as problem:
+        raise cannot_write(path, problem) from None
+    if is_there:
         _plans(path)
+        _table_of_plans(path)
 
 
 def write(plan: Plan, path: Path) -> None:
@@ -111,16 +122,29 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _with_plan(plan: Plan, path: Path) -> str:
-    """The file's text with the plan in it; comments of the user's in the former plan go behind the new one."""
+def _table_of_plans(path: Path) -> tuple[str | None, TOMLDocument]:
+    """The file's text, None without one, and what it says with a table of plans, into which one more can be put.
+
+    Raises:
+        RecordError: There is none.
+    """
     import tomlkit
     from tomlkit.items import Table
 
     former = _text(path) if _is_there(path) else None
     document = tomlkit.parse(_HEAD + f"format = {PLAN_FORMAT}\n" if former is None else former)
-    plans = document.setdefault("plan", tomlkit.table(is_super_table=True))
-    if not isinstance(plans, Table):
+    if not isinstance(document.setdefault("plan", tomlkit.table(is_super_table=True)), Table):
         raise unreadable(path, "`plan` is no table of tables that follow each other")
+    return former, document
+
+
+def _with_plan(plan: Plan, path: Path) -> str:
+    """The file's text with the plan in it; comments of the user's in the former plan go behind the new one."""
+    import tomlkit
+    from tomlkit.items import Table
+
+    former, document = _table_of_plans(path)
+    plans = document["plan"]
     replaced = plans.get(plan.script)
     lines = replaced.as_string().splitlines() if isinstance(replaced, Table) else []
     comments = [line.strip() for line in lines if line.lstrip().startswith("#") and not _OURS.fullmatch(line.strip())]
@@ -212,8 +236,10 @@ def _text(path: Path) -> str:
         RecordError: Missing, not TOML, or not of this format.
     """
     try:
-        if path.is_fifo():
-            raise OSError(errno.EINVAL, "not a file, but a pipe that may never end")
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "not a file, but something that may never end")
+        if path.stat().st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it is larger than {MOST_BYTES >> 20} MiB, so no plan")
         text = path.read_text(encoding="utf-8")
         found = tomllib.loads(text)
     except OSError as problem:

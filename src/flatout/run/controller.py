@@ -1,7 +1,7 @@
 """Who decides about the levers of a run, from its first settled step on? Who learns, then a check, then the guard.
 
-In: what a run has settled to, its answers and its free windows. Out: `Ask`s. Arithmetic only. The check alternates
-plan and plain in the run's first windows, in the pairs of `flatout.judge.paired`, and the plan may go.
+In: what a run has settled to, its answers and its free windows. Out: `WindowRequest`s. Arithmetic only. The check
+alternates plan and plain in the run's first windows, in the pairs of `flatout.judge.paired`, and the plan may go.
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ def from_words(words: tuple[str, ...], module: str | None) -> Script:
 def interpreter_flags(command: Sequence[str]) -> tuple[str, ...]:
     """The interpreter's own flags in the command that started this process, as they were typed.
 
-    >>> interpreter_flags(["python", "-u", "-W", "error", "-Xdev", "-m", "flatout", "run", "-u"])
-    ('-u', '-W', 'error', '-Xdev')
+    >>> interpreter_flags(["python", "-uW", "error", "-Xdev", "-Om", "flatout", "run", "-u"])
+    ('-uW', 'error', '-Xdev', '-O')
     >>> interpreter_flags(["python", "/usr/bin/flatout", "run", "train.py"])
     ()
 
@@ -108,14 +108,29 @@ def interpreter_flags(command: Sequence[str]) -> tuple[str, ...]:
     found: list[str] = []
     words = iter(command[1:])
     for word in words:
-        if not word.startswith("-") or word in ("-", "--"):
+        if word == "--check-hash-based-pycs":
+            found += [word, next(words, "default")]
+        elif not word.startswith("-") or word in ("-", "--"):
             break
-        if word[1] not in "-WX" and {*word} & {*"mc"}:  # what follows is no flag of the interpreter's any more
-            break
-        found.append(word)
-        if word[-1] in "WX" or word == "--check-hash-based-pycs":
-            found.append(next(words, ""))
+        else:
+            letters, ends, value = _cluster(word[1:])
+            if letters:
+                found.append(f"-{letters}")
+            if ends:
+                break
+            if value:
+                found.append(next(words, ""))
     return tuple(found)
+
+
+def _cluster(letters: str) -> tuple[str, bool, bool]:
+    """A cluster of flags up to `-m` or `-c`; whether one of these ends the flags; whether the next word is a value."""
+    for position, letter in enumerate(letters):
+        if letter in "cm":
+            return letters[:position], True, False
+        if letter in "WX":
+            return letters, False, position == len(letters) - 1
+    return letters, False, False
 
 
 def check(script: Script) -> None:
