@@ -35,6 +35,20 @@ class Downwards(torch.utils.data.Sampler):
         return 64
 
 
+class Part(torch.optim.SGD):
+    """Its update is that of another optimizer over the same groups, as Lookahead's is."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.inner = torch.optim.SGD(self.param_groups, lr)
+        self.inner.param_groups = self.param_groups
+        self.rates = []
+
+    def step(self, closure=None):
+        self.inner.step()
+        self.rates.append(self.param_groups[0]["lr"])
+
+
 @pytest.fixture
 def under(watch):
     """Attach with the lever, as a process that is started under it; at the end it is released."""
@@ -193,6 +207,13 @@ def test_a_rate_that_is_a_tensor_is_the_same_tensor_after_the_update(under):
     model, rates, _ = train(MAKE["Adam"], 8, rate)
     assert all(one is rate for one in rates) and rate.item() == pytest.approx(0.01)
     assert weights(model).isfinite().all()
+
+
+def test_an_update_within_another_one_has_the_rate_once(under):
+    under(32)
+    _, rates, optimizer = train(Part, 8, 0.01)
+    assert {*rates} == {0.01}
+    assert optimizer.rates == pytest.approx([0.01] * 6), "the inner one has put back what it changed"
 
 
 def test_after_an_update_that_raised_the_next_one_has_the_rate_once_and_the_script_its_own(under):

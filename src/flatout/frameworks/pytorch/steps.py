@@ -45,7 +45,8 @@ class Steps:
     def __init__(self, framework: Any) -> None:
         self._framework = framework
         self.rhythm = StepPeriod()
-        self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, Known] = weakref.WeakKeyDictionary()
+        self._known: dict[int, Known] = {}
+        """By `id`, for an optimizer of the script's may have no hash."""
         self._before: UpdateHook | None = None
         self._after: UpdateHook | None = None
         self.coasts = False
@@ -143,10 +144,12 @@ class Steps:
 
     def known_of(self, optimizer: torch.optim.Optimizer) -> Known:
         """What is known of the optimizer; a new one takes the place of one that is gone."""
-        known = self._known.get(optimizer)
-        if known is None:
+        known = self._known.get(id(optimizer))
+        if known is None or known.optimizer() is not optimizer:
+            self._known = {key: one for key, one in self._known.items() if one.optimizer() is not None}
             taken = {one.place for one in self._known.values()}
-            known = self._known[optimizer] = Known(next(place for place in count() if place not in taken))
+            known = Known(weakref.ref(optimizer), next(place for place in count() if place not in taken))
+            self._known[id(optimizer)] = known
         return known
 
     def _begin(self) -> None:
@@ -297,8 +300,9 @@ class Steps:
 
 @dataclass(slots=True)
 class Known:
-    """An optimizer that has updated: its number in the order of updates."""
+    """An optimizer that has updated: which, and its number in the order of updates."""
 
+    optimizer: weakref.ref[torch.optim.Optimizer]
     place: int
     num_groups: int = -1  # when it was met
 

@@ -13,6 +13,8 @@ for Adaptive Gradient Algorithms" (2022), for Adam and RMSprop, without what the
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
 from collections.abc import Iterable, Mapping
 from functools import wraps
@@ -150,7 +152,7 @@ class Resized:
         self._without_rule: set[str] = set()
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         """Batch samplers of ours: a loader that is made anew around one (Accelerate) is one of ours too."""
-        self._changed: list[tuple[dict[str, Any], Any, Any]] = []
+        self._rates = _Rates()
         """Groups of the update under way, with their own rate and the one that stands in its place."""
         self._patch: Patch | None = None
         self._hooks: list[UpdateHook] = []
@@ -175,7 +177,7 @@ class Resized:
             self._patch.remove()
         for hook in self._hooks:
             hook.remove()
-        self._restore()
+        self._rates.restore_all()
 
     def wrong(self) -> str | None:
         """Why the training is not what was asked for, in words; None where it is."""
@@ -252,32 +254,58 @@ class Resized:
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         try:
-            self._restore()  # of an update that raised, of which no hook is told
             name = type(optimizer).__name__
             if name not in RULES:
                 self._without_rule.add(name)
+                self._rates.scale(optimizer, 1.0)
                 return
-            factor = self._ratio ** RULES[name]
-            for group in optimizer.param_groups if factor != 1.0 else ():
-                if "lr" in group:
-                    rate = group["lr"]
-                    group["lr"] = rate * factor
-                    self._changed.append((group, rate, group["lr"]))
-            if self.former:
+            is_part = self._rates.scale(optimizer, self._ratio ** RULES[name])
+            if not is_part and self.former:
                 self.updates[name] = self.updates.get(name, 0) + 1
         except Exception as problem:  # noqa: BLE001  training goes on
             self.failed = f"a learning rate could not be changed: {type(problem).__name__}: {problem}"[:200]
 
     def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         try:
-            self._restore()
+            self._rates.restore()
             self._look()
         except Exception as problem:  # noqa: BLE001  training goes on
             self.failed = f"a learning rate could not be put back: {type(problem).__name__}: {problem}"[:200]
 
-    def _restore(self) -> None:
-        """The rates are the script's again, unless somebody has set one meanwhile."""
-        for group, rate, in_place in self._changed:
+
+class _Rates(threading.local):
+    """Rates that are changed for the updates under way in a thread; those within another one's change none again."""
+
+    def __init__(self) -> None:
+        self._under_way: list[list[tuple[dict[str, Any], Any, Any]]] = []
+        """For each update its groups, with their own rate and the one that stands in its place."""
+
+    def scale(self, optimizer: Optimizer, factor: float) -> bool:
+        """An update begins; whether it is part of another one."""
+        if self._under_way and not self._is_within():
+            self.restore_all()  # the last one raised, and no hook is told of that
+        is_part = bool(self._under_way)
+        there = {id(group) for update in self._under_way for group, _, _ in update}
+        self._under_way.append(changed := [])
+        for group in optimizer.param_groups if factor != 1.0 else ():
+            if id(group) not in there and "lr" in group:
+                rate = group["lr"]
+                group["lr"] = rate * factor
+                changed.append((group, rate, group["lr"]))
+        return is_part
+
+    def restore(self) -> None:
+        """The update that began last is over: its rates are the script's, unless somebody has set one meanwhile."""
+        for group, rate, in_place in self._under_way.pop() if self._under_way else ():
             if group["lr"] is in_place:
                 group["lr"] = rate
-        self._changed.clear()
+
+    def restore_all(self) -> None:
+        """Nothing is under way."""
+        while self._under_way:
+            self.restore()
+
+    def _is_within(self) -> bool:
+        from flatout.frameworks.pytorch.seams.update_hooks import within_update
+
+        return within_update(sys._getframe(3).f_back)

@@ -224,7 +224,7 @@ def _compiled(mode: str, of: str) -> Callable[..., Any]:
     """
     import torch
 
-    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)
 
     call.__code__ = call.__code__.replace(co_name=f"{_OURS} {of} {id(call)}")

@@ -249,10 +249,10 @@ class Numerics:
     def scale(self) -> Scaling | None:
         """Seconds of the captured calls at full and at half batch, in turn."""
         calls, run = self._capture.present, self._replayer.run
-        halves = [one for one in map(half, calls) if one is not None]
         full_s: list[float] = []
         half_s: list[float] = []
         try:
+            halves = [one for one in map(half, calls) if one is not None]
             if len(halves) < len(calls) or not any(g is not None for c in calls for g in c.gradients):
                 return None
             run(halves)

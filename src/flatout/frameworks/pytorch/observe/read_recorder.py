@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from flatout.frameworks.pytorch.seams.patches import Patch, remove_all
 from flatout.frameworks.pytorch.seams.script_code import script_frame
@@ -100,11 +101,11 @@ class ReadRecorder:
             @wraps(original)
             def read(*args: Any, **kwargs: Any) -> Any:
                 if not patch.active or self._reading or is_compiling() or get_ident() != self._thread:
-                    return original(*args, **kwargs)
+                    return _passed_on(original, args, kwargs)
                 self._reading = True
                 began_s = self._now()
                 try:
-                    result = original(*args, **kwargs)
+                    result = _passed_on(original, args, kwargs)
                 except BaseException as problem:
                     hide_ours(problem)
                     raise
@@ -144,6 +145,13 @@ def _row(key: Key, waits_s: list[float]) -> HostRead:
         num=len(waits_s),
         waited_s=round(math.fsum(waits_s), 9),
     )
+
+
+def _passed_on(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the original gives; a subclass or a mode is told of it, where C would tell of what replaced it."""
+    if args and isinstance(args[0], torch.Tensor) and has_torch_function(args[:1]):
+        return handle_torch_function(original, args[:1], *args, **kwargs)
+    return original(*args, **kwargs)
 
 
 def _from_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool | None:

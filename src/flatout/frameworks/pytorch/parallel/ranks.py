@@ -140,7 +140,7 @@ class Ranks:
         """A model is moved, or its type is changed (`model.half()`): its last calls are confirmed as it is."""
 
         @functools.wraps(original)
-        def _apply(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def _apply(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if patch.active and not self._calls.inside and os.getpid() == self._pid:
                 self._confirm(lambda division: division.module() in module.modules())
             return original(module, *args, **kwargs)
@@ -161,7 +161,7 @@ class Ranks:
     def _seen(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
         calls = self._calls
 
-        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def __call__(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if (
                 patch.active
                 and not calls.inside

@@ -223,7 +223,7 @@ class OuterCall:
         self._num_before_step = self.num_training_calls
 
 
-def _called(around: Around, inner: Compute, *args: Any, **kwargs: Any) -> Any:
+def _called(around: Around, inner: Compute, /, *args: Any, **kwargs: Any) -> Any:
     return around(inner, args, kwargs)
 
 

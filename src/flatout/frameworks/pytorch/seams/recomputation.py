@@ -32,7 +32,7 @@ class Recomputed:
         self._inputs: list[tuple[torch.Tensor, int]] = []
         """Of the call that was looked at last, with their versions then, until the next call."""
 
-    def __call__(self, block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         """Compute the block."""
         harmless = self._harmless.get(block.training)
         if harmless is None:
