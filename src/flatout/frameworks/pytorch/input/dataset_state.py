@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import pickle
 import sys
 import types
 import weakref
@@ -103,15 +104,33 @@ def mark(value: Any, *, closely: bool) -> Any:
         return id(value), value._version, _checksum(array)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
-        is_read = value.flags.writeable and (closely or value.nbytes <= FEW_BYTES)
+        is_read = not _is_of_bytes(value) if closely else value.flags.writeable and value.nbytes <= FEW_BYTES
         return id(value), value.shape, _checksum(value) if is_read else None
     if isinstance(value, list | tuple | dict | set | frozenset):
         found = None
         if closely and len(value) <= MOST_ITEMS:
             with contextlib.suppress(Exception):  # objects of the script's own may raise anything, or have no hash
-                found = hash(tuple(value.items() if isinstance(value, dict) else value))
+                found = _of_values(value)
         return type(value).__name__, len(value), found
     return id(value)
+
+
+def _is_of_bytes(array: Any) -> bool:
+    """Whether nobody can write into an array: what it lies in are bytes of Python's."""
+    while array is not None and not array.flags.writeable:
+        array = array.base
+        if isinstance(array, bytes):
+            return True
+        if not hasattr(array, "flags"):
+            return False
+    return False
+
+
+def _of_values(value: Any) -> int:
+    """A number that changes with what a container holds."""
+    values = tuple(value.items() if isinstance(value, dict) else value)
+    plain = all(type(one) in _VALUES for one in values)  # a hash takes -1 for -2, and 1 for 1.0
+    return zlib.crc32(pickle.dumps(values)) if plain else hash(values)
 
 
 def _checksum(array: Any) -> int | None:

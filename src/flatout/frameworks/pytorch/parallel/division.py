@@ -124,6 +124,8 @@ class Division:
         """Compare the gradients of a call that was computed both ways, by those of its outputs; or `NotDivided`."""
         try:
             self.confirmation.check_gradients(check, gradients)
+        except ChangesOutside:  # this rank alone may have found it: the others are in another exchange
+            raise
         except NotDivided:
             self.compare()  # where ranks have diverged, that is told
             raise
@@ -139,6 +141,8 @@ class Division:
         if known is not None:
             try:
                 return self.confirmation.confirmed(args, kwargs, inputs, known)
+            except ChangesOutside:
+                raise
             except NotDivided:  # on all ranks alike; where they have diverged, that is the reason, or it is mended
                 if not self.compare():
                     raise

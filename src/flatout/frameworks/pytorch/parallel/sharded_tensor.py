@@ -152,6 +152,9 @@ class Sharded(Answering):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return repr(whole_of(self))
 
+    def __format__(self, spec: str) -> str:
+        return format(whole_of(self), spec)
+
 
 class Copied(Answering):
     """What should be a view of a sharded tensor and is a copy: it may be read while that has not changed."""
@@ -190,10 +193,15 @@ def become(tensor: torch.Tensor, placement: Placement, moved: Any = None) -> Sha
 
 def copied(found: Any, base: Sharded) -> None:
     """Mark the tensors that a view gave."""
-    base = base if base.origin is None else base.origin  # which is written to in training
     for tensor in tensors_of(found):
         tensor.__class__ = Copied
-        tensor.base, tensor.seen = base, base._version  # type: ignore[attr-defined]
+        tensor.base, tensor.seen = base, version_of(base)  # type: ignore[attr-defined]
+
+
+def version_of(tensor: Sharded) -> int:
+    """How often it was written to, by the names under which that is counted."""
+    own = int(tensor._version)
+    return own if tensor.origin is None else own + version_of(tensor.origin)
 
 
 def part_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from flatout.frameworks.pytorch.parallel.sharded_tensor import (
     become,
     copied,
     name_of,
+    version_of,
     writes,
 )
 from flatout.frameworks.pytorch.seams.trees import map_tensors
@@ -251,7 +252,8 @@ def _own_norm(tensor: torch.Tensor, order: float, rank: int) -> torch.Tensor:
     """A rank's contribution; that of a tensor that is whole is counted once."""
     if not tensor.numel() or (rank and not isinstance(tensor, Sharded)):
         return torch.zeros((), dtype=torch.float64, device=tensor.device)
-    return torch.linalg.vector_norm(tensor.detach(), order, dtype=torch.float64)
+    values = tensor.detach().abs() if tensor.is_complex() else tensor.detach()
+    return torch.linalg.vector_norm(values, order, dtype=torch.float64)
 
 
 def _unscaled(func: Any, args: Any, kwargs: Any) -> Any:
@@ -304,7 +306,7 @@ def answer_of_copies(func: Any, args: Any, kwargs: Any) -> Any:
     """One question; the machinery by which it came here is off."""
     first = args[0] if args else None
     for one in flat((args, kwargs)):
-        if isinstance(one, Copied) and one.seen != one.base._version:
+        if isinstance(one, Copied) and one.seen != version_of(one.base):
             _refuse_view(one, "is used after that has changed")
     if func not in OF_THE_OBJECT and (writes(func) or "out" in kwargs):
         for one in flat(kwargs.get("out", first)):

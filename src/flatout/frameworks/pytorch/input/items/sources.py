@@ -71,7 +71,7 @@ def _count(one: Any) -> tuple[Any, ...]:
         return _This(one), one.data_ptr(), one._version, one.dtype, one.shape, one.stride(), one.requires_grad
     if isinstance(one, np.ndarray):
         return _This(one), one.dtype, one.shape, one.strides
-    return _This(one), len(one)
+    return type(one), len(one)  # a worker's copy of the dataset has a list of its own: `contents` has what is in it
 
 
 def state_of(value: Any) -> Any:

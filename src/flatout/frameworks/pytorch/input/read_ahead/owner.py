@@ -94,7 +94,7 @@ class DrawnEarly:
 
     def __del__(self) -> None:
         if (reading := self.__dict__.get("_reading")) is not None:
-            reading.end()
+            reading.over = True  # its threads end by themselves: here no lock is taken, for any thread may come by
 
     def _next(self) -> Any:
         value = next(self._batches)

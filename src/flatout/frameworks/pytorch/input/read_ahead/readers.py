@@ -76,6 +76,8 @@ class Reading:
 
     def add(self, number: int, paths: Sequence[str]) -> None:
         """Have the files of an item read; nobody is told when they are."""
+        if self._pid != os.getpid():  # a process that was forked, where no thread is and the lock may be held
+            return
         with self._added:
             self._waiting.append((number, paths))
             self._added.notify()

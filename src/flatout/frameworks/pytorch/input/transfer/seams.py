@@ -55,6 +55,10 @@ class Seam:
             raise AttributeError(name)
         return getattr(self._original, name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its name, as PyTorch's own."""
+        return getattr, (torch.Tensor, self._original.__name__)
+
 
 def parsed_to(dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Target | None:
     """Where `to` is asked to bring a tensor of a type; None for anything beyond that.
