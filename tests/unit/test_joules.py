@@ -51,11 +51,9 @@ def ends(start_s, step_s=(0.01,) * 25, *, purpose="baseline", levers=None, **cha
 
 def test_windows_on_the_childs_clock_are_found_on_ours_and_the_summary_has_both_sides_and_the_run():
     anatomy = window((0.01,) * 20, {"forward": 0.006, "backward": 0.004}, purpose="anatomy", start_s=5.0)
-    tuned = (ends(start_s, purpose="winner") for start_s in (11.0, 12.0))  # of a lever of the process, no order says it
-    tried = ends(6.0, purpose="trial", levers=LEVERS), ends(7.0)
-    joules = Joules(bench_of(*tried, ends(21.0), ends(22.0), *tuned, anatomy), Replayed())
-    joules.since_s = ZERO_S + 10.0
-    summary = joules.summary(trial(LEVERS, 1.2))
+    tuned = (ends(start_s, purpose="winner", levers=LEVERS) for start_s in (11.0, 12.0))
+    other = ends(25.0, purpose="trial", levers={"threads": {"num": 1}})
+    summary = Joules(bench_of(ends(2.0), ends(3.0), *tuned, other, anatomy), Replayed()).summary(trial(LEVERS, 1.2))
     assert summary.baseline.joules == pytest.approx(PLAIN_W * 0.01)
     assert summary.tuned.joules == pytest.approx(TUNED_W * 0.01)
     assert summary.measuring_joules == pytest.approx(30 * PLAIN_W + 10 * (TUNED_W - PLAIN_W), rel=1e-3)

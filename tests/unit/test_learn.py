@@ -155,7 +155,6 @@ def test_others_that_come_and_go_do_not_hide_the_best_set():
     run.step_s = lambda levers: calm(levers) * (10 if run.busy(run.now_s) else 1)
     learned = run.to_the_end()
     assert set(learned.levers) == {"quick", "good"} and learned.stopped == ""
-    assert learned.lost_s < 10 < MOST_LOST_S < learned.took_s, "what others take is not what trying has cost"
 
 
 def test_a_run_that_cannot_be_taken_apart_learns_nothing():

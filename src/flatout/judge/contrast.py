@@ -109,9 +109,8 @@ def contrast(first: Result, second: Result, first_samples: Samples, second_sampl
     """Two results side by side, each with the samples of its run folder."""
     windows = (first.baseline_window_step_s, second.baseline_window_step_s)
     tuned = None
-    speeds = first.tuned_steps_per_s, second.tuned_steps_per_s
-    if first.winner is not None and second.winner is not None and min(speeds) > 0:
-        step_s = (1 / speeds[0], 1 / speeds[1])
+    if first.winner is not None and second.winner is not None:
+        step_s = (1 / first.tuned_steps_per_s, 1 / second.tuned_steps_per_s)
         tuned = _change("with the plan", step_s, (first.winner.candidate_step_s, second.winner.candidate_step_s))
     return Contrast(
         first=first,

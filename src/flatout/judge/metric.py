@@ -5,11 +5,8 @@ In: what a script printed. Out: `Reading`s in their order; the last one counts. 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
-import signal
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,10 +32,6 @@ _NOT_FINITE = re.compile(r"[+-]?\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
 FALLING = ("loss", "err", "perplexity", "ppl", "rmse", "mae", "mse", "fid", "nll", "elbo")
 RISING = ("acc", "auc", "f1", "score", "bleu", "rouge", "iou", "precision", "recall", "reward", "top1", "top5", "psnr")
 """Words in a metric's name or pattern that say which way it is to go."""
-
-
-SEARCH_S = 30.0
-"""A pattern may search a run's output for so many seconds; nested repeats can take longer than the universe is old."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +119,6 @@ def in_lines(pattern: str, lines: Iterable[tuple[float, str]]) -> list[Reading]:
     Raises:
         RecordError: It matches something that is no number, or a part of one.
     """
-    with patience(pattern):
-        return _found_in(pattern, lines)
-
-
-def _found_in(pattern: str, lines: Iterable[tuple[float, str]]) -> list[Reading]:
     found = []
     for at_s, line in lines:
         where = f"the line `{line.strip()[:120]}`"
@@ -154,63 +142,15 @@ def _not_finite(pattern: str, line: str) -> Iterator[float]:
 
 
 def _check_whole(match: re.Match[str], where: str) -> None:
-    """Make sure that the group has not taken a part of a number, as `.*([0-9.]+)` does, unless the pattern says so."""
+    """Make sure that the group has not taken a part of a number, as `.*([0-9.]+)` does."""
     first, last = match.span(1)
-    before, behind = _around_group(match.re.pattern)
     for number in _NUMBER.finditer(match.string):
-        cut_before = number.start() < first and not re.search(r"[\d.-]$", before)
-        cut_behind = last < number.end() and not re.match(r"\\?[\d.,-]", behind)
-        if number.start() < last and first < number.end() and (cut_before or cut_behind):
+        if number.start() < last and first < number.end() and not first <= number.start() <= number.end() <= last:
             raise RecordError(
                 f"the metric is `{match[1]}` of `{number[0]}`: the pattern takes a part of the number",
                 cause=f"found in {where}",
                 hint=r"some words before the number, and a group of all that it may have: `loss: ([0-9.e+-]+)`",
             )
-
-
-def _around_group(pattern: str) -> tuple[str, str]:
-    """What of a pattern stands before its group, and what behind.
-
-    >>> _around_group("acc[(]: (?:is (?P<value>[0-9.]+)),")
-    ('acc[(]: (?:is ', '),')
-    """
-    token = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?:\?P<\w+>|(?!\?))|\(|\)|.", re.DOTALL)
-    open_at: list[int | None] = []
-    for found in token.finditer(pattern):
-        if found[0].startswith("("):
-            open_at.append(found.start() if found[0] == "(" or found[0].startswith("(?P<") else None)
-            if found[0] == "(" and pattern.startswith("(?", found.start()):
-                open_at[-1] = None
-        elif found[0] == ")" and open_at and (begun := open_at.pop()) is not None:
-            return pattern[:begun], pattern[found.end() :]
-    return "", ""
-
-
-@contextlib.contextmanager
-def patience(pattern: str) -> Iterator[None]:
-    """End a search that does not end; Python's matcher listens to signals, which come in the main thread only.
-
-    Raises:
-        RecordError: It took longer than `SEARCH_S`.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(*_: object) -> None:
-        raise RecordError(
-            f"`--metric {pattern}` searched the output for {SEARCH_S:.0f} s and was not done",
-            cause="nested repeats, as in `(a+)+`, try a number of ways that doubles with each letter of a line",
-            hint=r"a plainer pattern: some words before the number, and `([0-9.e+-]+)`",
-        )
-
-    former = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, SEARCH_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, former)
 
 
 def number_of(text: Any, where: str) -> float:
@@ -263,9 +203,7 @@ def rises(name: str, runs: Sequence[Sequence[Reading]]) -> bool:
     ways = 0
     for run in runs:
         values = [r.value for r in run if math.isfinite(r.value)]
-        half = len(values) // 2
-        begun, ended = (sum(part) / half for part in (values[:half], values[-half:])) if half else (0.0, 0.0)
-        ways += (ended > begun) - (ended < begun)
+        ways += (values[-1] > values[0]) - (values[-1] < values[0]) if values else 0
     return ways >= 0
 
 

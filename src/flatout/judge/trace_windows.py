@@ -97,7 +97,7 @@ def gather(folder: Path) -> Samples:
 
 
 def each_window(path: Path, remarks: list[str]) -> Iterator[tuple[Header, Window]]:
-    """The windows of one trace, one by one, each with the trace's header; what is left out is a remark.
+    """The windows of one trace, one by one, each with the trace's header; that its last line was cut is a remark.
 
     Raises:
         RecordError: See `flatout.records.trace_file.Reader`.
@@ -108,12 +108,7 @@ def each_window(path: Path, remarks: list[str]) -> Iterator[tuple[Header, Window
         if isinstance(record, Header):
             header = record
         elif isinstance(record, Window) and header is not None:
-            if {record.num_steps} >= {len(values) for values in (record.outside_s, *record.phases.values())}:
-                yield header, record
-            else:
-                remarks.append(
-                    f"window {record.index} of `{path.name}` is left out: its times are not one for each step"
-                )
+            yield header, record
     if reader.torn:
         remarks.append(f"`{path.name}` is cut: its last line is left out")
 

@@ -149,14 +149,9 @@ class Screen:
 def show(report: Report, file: IO[str] | None = None) -> None:
     """Print on a stream: in colour on a terminal that wants it, plain otherwise."""
     stream = file or sys.stdout
-    errors = getattr(stream, "errors", None)
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")  # one that is not UTF-8 gets what it cannot show as codes
-    try:
-        Console(file=stream, highlight=False, markup=False, emoji=False).print(report, soft_wrap=True)
-    finally:
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=errors)
+    Console(file=stream, highlight=False, markup=False, emoji=False).print(report, soft_wrap=True)
 
 
 def plain(report: Report, *, width: int = 80) -> str:

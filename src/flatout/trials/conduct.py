@@ -428,7 +428,6 @@ class Conduct:
     def _measure_again(self, best: Trial, leave_s: float = 0.0) -> Trial:
         self._stage(f"measuring {best.label} again")
         begun_s, levers = time.perf_counter(), best.levers
-        self.joules.since_s = begun_s
         anew, deadline_s = self._starts_anew(levers), self.budget.deadline_s()
         try:
             if anew or self._apart(levers):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from flatout.machine.energy_counters import WINDOWS_EVERY_S, EnergyMeter
 from flatout.records.energy import Energy, EnergySummary
-from flatout.records.plan import Trial
+from flatout.records.plan import Trial, label
 from flatout.records.trace import FOREIGN_LIMIT, Window
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ class Joules:
     def __init__(self, bench: Bench, meter: EnergyMeter | None = None) -> None:
         self._bench = bench
         self.meter = meter or EnergyMeter(WINDOWS_EVERY_S)
-        self.since_s = -math.inf
-        """When the winner began to be measured again, on the clock of `time.perf_counter`."""
 
     @property
     def _device(self) -> str | None:
@@ -51,13 +49,13 @@ class Joules:
             return None
         return zero_s + window.start_s, zero_s + window.start_s + took_s
 
-    def per_step(self, purposes: Collection[str], since_s: float) -> Energy:
-        """One step of either side: the mean over the windows that can tell, of those since an instant."""
+    def per_step(self, purposes: Collection[str], levers: str) -> Energy:
+        """One step of either side: the mean over the windows that can tell."""
         joules, num_steps = 0.0, 0
         why_not = "others, a compilation, evaluation or checkpoints fell into every window"
         for child, window in self._bench.windows:
-            if window.purpose in purposes and window.observe == "ends":
-                if (span := self.span(child, window)) is None or span[0] < since_s:
+            if window.purpose in purposes and window.observe == "ends" and label(window.levers) == levers:
+                if (span := self.span(child, window)) is None:
                     continue
                 used = self.meter.joules(self._device, *span, every_s=self.meter.every_s)
                 if used.joules is None:
@@ -73,7 +71,7 @@ class Joules:
             return EnergySummary(baseline=self.meter.joules())
         return EnergySummary(
             sources=tuple(f"{one.name}: {one.source}" for one in found.counters),
-            baseline=self.per_step(("baseline",), -math.inf if final is None else self.since_s),
-            tuned=self.per_step(("trial", "winner"), self.since_s) if final is not None else None,
+            baseline=self.per_step(("baseline",), "plain"),
+            tuned=self.per_step(("trial", "winner"), final.label) if final is not None else None,
             measuring_joules=self.meter.joules(self._device).joules,
         )

@@ -135,9 +135,6 @@ class Learning:
     """Steps and time at the start."""
     _last: tuple[int, float] = (0, 0.0)
     _busy: bool = False
-    _others: tuple[int, float] = (0, 0.0)
-    """Steps and seconds beside windows that others disturbed: none of our cost."""
-    _waited_s: float = 0.0
     _num_waits: int = 0
     _lots: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -207,9 +204,7 @@ class Learning:
         while self._busy and self._num_waits < MOST_WAITS:
             self._num_waits += 1
             num_steps = max(int(WAIT_S / self._plain_s), 1) if self._plain_s > 0 else 1
-            begun_s = self._last[1]
             self._keep((yield WindowRequest(levers={}, purpose="learn", num_steps=num_steps, limit_s=WAIT_S)))
-            self._waited_s += self._last[1] - begun_s
 
     # -- one candidate -------------------------------------------------------------------------------------------
 
@@ -277,13 +272,9 @@ class Learning:
     def _keep(self, answer: WindowResult) -> None:
         window = answer.window
         if window is not None:
-            was_busy, self._busy = self._busy, (window.foreign_fraction or 0.0) > FOREIGN_LIMIT
-            before, self._last = self._last, (answer.num_steps, window.start_s + sum(window.step_s))
-            if self._first is None:
-                self._first = before = answer.num_steps - window.num_steps, window.start_s
-            if self._busy or was_busy:  # the steps before a window are not told apart
-                num, took_s = self._others
-                self._others = num + self._last[0] - before[0], took_s + self._last[1] - before[1]
+            self._busy = (window.foreign_fraction or 0.0) > FOREIGN_LIMIT
+            self._first = self._first or (answer.num_steps - window.num_steps, window.start_s)
+            self._last = answer.num_steps, window.start_s + sum(window.step_s)
 
     def _lost_s(self) -> float:
         """How much further the run would be, had it had the best set so far from the start."""
@@ -291,8 +282,7 @@ class Learning:
             return 0.0
         best = strategy.best_of(self.trials)
         step_s = self._plain_s / (best.ratio or 1.0) if best is not None else self._plain_s
-        num_steps = self._last[0] - self._first[0] - self._others[0]
-        took_s = self._last[1] - self._first[1] - self._others[1]
+        num_steps, took_s = self._last[0] - self._first[0], self._last[1] - self._first[1]
         return max(took_s - num_steps * step_s, 0.0)
 
     def _too_dear(self, candidate: Candidate) -> str:
@@ -301,5 +291,5 @@ class Learning:
         if self._lost_s() + more_s >= MOST_LOST_S:
             would = f", and compiling would cost {more_s:.0f} s" if more_s else ""
             return f"trying has cost {self._lost_s():.0f} s of the {MOST_LOST_S:.0f} s that it may{would}"
-        took_s = self._last[1] - (self._first or self._last)[1] - self._waited_s
+        took_s = self._last[1] - (self._first or self._last)[1]
         return f"{took_s:.0f} s were tried" if took_s > MOST_TOOK_S else ""

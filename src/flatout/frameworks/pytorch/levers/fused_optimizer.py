@@ -41,8 +41,9 @@ class FlagOfUpdates(Lever):
     def evidence(self, session: Session) -> str | None:
         """Updates that carried the flag."""
         num, updates = session.flags.num_optimizers(self.flag), session.flags.num_updates
-        did = "fused" if self.flag == "fused" else f"use {self.flag}"
-        return f"{num} of {len(session.optimizers)} optimizers {did} in {updates} updates" if num * updates else None
+        return (
+            f"{num} of {len(session.optimizers)} optimizers {self.flag} in {updates} updates" if num * updates else None
+        )
 
 
 class FusedOptimizer(FlagOfUpdates):
