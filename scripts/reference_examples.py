@@ -285,7 +285,7 @@ def json_page() -> str:
         "## machine",
         prose(
             "The record [`Ceilings`](records.md#ceilings), and `energy` with the `counters` that can be read (name, "
-            "device, source, resolution and range) and the list `missing` of what cannot, and why."
+            "device and source) and the list `missing` of what cannot, and why."
         ),
     ]
     return "\n\n".join(parts)

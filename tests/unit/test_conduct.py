@@ -185,3 +185,19 @@ def test_measuring_again_in_processes_goes_on_past_the_budget_until_there_is_a_v
     monkeypatch.setattr(conduct.budget, "deadline_s", lambda share=1.0: end_s)
     assert conduct.budget.total_s == 120
     assert conduct._measure_again(trial({"heap": {}}, 1.3)).num_pairs == num
+
+
+def test_when_the_final_measurement_began_and_ended_is_noted_for_its_energy(conduct, monkeypatch):
+    conduct.levers = registry(lever("heap", toggles="process"))
+    monkeypatch.setattr(conduct.bench, "start", lambda process=None: None)
+    seen = []
+    monkeypatch.setattr(
+        conduct.bench,
+        "window",
+        lambda levers, purpose, **more: seen.append(time.perf_counter()) or window((0.01, 0.01)),
+    )
+    monkeypatch.setattr(conduct, "_with_agreement", lambda found, known, begun_s: found)
+    monkeypatch.setattr(conduct, "_take_apart_winner", lambda levers: None)
+    conduct._measure_again(trial({"heap": {}}, 1.3))
+    begun_s, ended_s = conduct.joules.final_s["heap"]
+    assert begun_s < seen[0] <= seen[-1] < ended_s < time.perf_counter()

@@ -176,6 +176,8 @@ def test_both_plans_are_compared_where_both_have_one():
     one, other = run("a", remeasured=won), run("b", remeasured=won)
     assert contrasted(one, other).tuned_step.name == "with the plan"
     assert contrasted(one, (replace(other[0], verdict="no difference"), other[1])).tuned_step is None
+    stalled = replace(other[0], tuned_steps_per_s=0.0), other[1]
+    assert contrasted(one, stalled).tuned_step.verdict == "not observed"
 
 
 def test_the_summary_is_json_and_has_no_number_that_is_not_known(sooner):
@@ -229,6 +231,14 @@ def test_a_trace_that_cannot_be_read_is_a_remark_and_the_others_count(tmp_path):
     (tmp_path / "trace-2.jsonl").write_text("nonsense\n")
     found = trace_windows.gather(tmp_path)
     assert len(found.windows) == 1 and "is not a record" in found.remarks[0]
+
+
+def test_a_window_with_more_or_fewer_times_than_steps_is_left_out_with_a_remark(tmp_path):
+    whole = window([0.01] * 4, {"data": [0.005] * 4})
+    odd = replace(whole, outside_s=(0.0,) * 3), replace(whole, phases={"data": (0.005,) * 5})
+    found = trace_windows.gather(folder_of(tmp_path, *odd, whole))
+    assert len(found.windows) == 1
+    assert found.remarks == ("windows of `trace-1.jsonl` left out: 2 with more or fewer times than steps",)
 
 
 def test_a_step_of_another_length_where_it_was_taken_apart_is_said_with_numbers():

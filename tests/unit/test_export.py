@@ -177,6 +177,15 @@ def test_exporting_two_runs_at_once_or_beside_a_page_is_refused(capsys):
     assert "`--html`" in complaint(capsys, "train-1", "--html", "a.html", "--export", "steps.csv", code=2)[0]
 
 
+@pytest.mark.parametrize("kind", ["csv", "json"])
+@pytest.mark.parametrize("changes", [{"outside_s": (0.0,)}, {"phases": {"data": (0.004,)}}])
+def test_windows_with_more_or_fewer_times_than_steps_are_left_out_and_said(tmp_path, place, changes, kind):
+    write(place / "trace-2.jsonl", HEADER, replace(APART, **changes))
+    found = api.export("train-1", tmp_path / f"steps.{kind}")
+    assert found.num_steps == 3
+    assert found.remarks == ("windows of `trace-2.jsonl` left out: 1 with more or fewer times than steps",)
+
+
 def test_what_was_written_is_printed_or_given_as_json(capsys):
     assert flatout.main(["report", "train-1", "--export", "steps.json"]) is None
     assert "steps.json: 3 steps" in capsys.readouterr().out

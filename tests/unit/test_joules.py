@@ -50,14 +50,29 @@ def ends(start_s, step_s=(0.01,) * 25, *, purpose="baseline", levers=None, **cha
 
 
 def test_windows_on_the_childs_clock_are_found_on_ours_and_the_summary_has_both_sides_and_the_run():
-    anatomy = window((0.01,) * 20, {"forward": 0.006, "backward": 0.004}, purpose="anatomy", start_s=5.0)
+    anatomy = window((0.01,) * 20, {"forward": 0.006, "backward": 0.004}, purpose="anatomy", start_s=10.5)
     tuned = (ends(start_s, purpose="winner", levers=LEVERS) for start_s in (11.0, 12.0))
     other = ends(25.0, purpose="trial", levers={"threads": {"num": 1}})
-    summary = Joules(bench_of(ends(2.0), ends(3.0), *tuned, other, anatomy), Replayed()).summary(trial(LEVERS, 1.2))
+    plain = (ends(start_s) for start_s in (2.0, 8.0, 9.0))
+    joules = Joules(bench_of(*plain, *tuned, other, anatomy), Replayed())
+    joules.final_s["bf16"] = ZERO_S + 7.5, ZERO_S + 13.0
+    summary = joules.summary(trial(LEVERS, 1.2))
     assert summary.baseline.joules == pytest.approx(PLAIN_W * 0.01)
     assert summary.tuned.joules == pytest.approx(TUNED_W * 0.01)
     assert summary.measuring_joules == pytest.approx(30 * PLAIN_W + 10 * (TUNED_W - PLAIN_W), rel=1e-3)
     assert summary.sources == ("package-0: RAPL",)
+
+
+def test_both_sides_are_of_the_windows_of_the_final_measurement_whatever_levers_these_name():
+    """A lever that needs a process of its own is not among a window's; others of the tune are at another power."""
+    before = (ends(2.0), ends(3.0, purpose="trial"))
+    final = (ends(11.0), ends(12.0, purpose="trial"))
+    joules = Joules(bench_of(*before, *final), Replayed())
+    joules.final_s["heap"] = ZERO_S + 10.5, ZERO_S + 13.0
+    summary = joules.summary(trial({"heap": {}}, 1.2))
+    assert summary.baseline.joules == pytest.approx(TUNED_W * 0.01)
+    assert summary.tuned.joules == pytest.approx(TUNED_W * 0.01)
+    assert joules.summary(trial(LEVERS, 1.2)).tuned is None, "it was never measured to its end"
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_while_others_use_the_cpu_nothing_is_tried():
 
 
 @pytest.mark.usefixtures("agreeing")
-def test_others_that_come_and_go_do_not_hide_the_best_set():
+def test_what_others_take_is_not_what_trying_has_cost():
     """They come and go: for a second and a half in four each step takes ten times as long."""
     run = Played()
     run.busy = lambda now_s: 0.5 if now_s > 4 and now_s % 4 < 1.5 else 0.0
@@ -155,6 +155,7 @@ def test_others_that_come_and_go_do_not_hide_the_best_set():
     run.step_s = lambda levers: calm(levers) * (10 if run.busy(run.now_s) else 1)
     learned = run.to_the_end()
     assert set(learned.levers) == {"quick", "good"} and learned.stopped == ""
+    assert learned.lost_s < 10 < MOST_LOST_S < learned.took_s
 
 
 def test_a_run_that_cannot_be_taken_apart_learns_nothing():

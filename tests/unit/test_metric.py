@@ -2,6 +2,7 @@
 
 import math
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,9 @@ def test_a_file_that_is_half_written_is_told_from_one_without_the_key(tmp_path):
     file.write_text('{"test": {"acc": [0.1, 0.')
     with pytest.raises(RecordError, match="half written"):
         in_file(file, "test.acc", "log.json")
+    file.write_text("[" * 100_000)
+    with pytest.raises(RecordError, match="half written"):
+        in_file(file, "acc", "log.json")
     file.write_text('{"loss": 0.3, "epoch": 1}')
     with pytest.raises(RecordError) as caught:
         in_file(file, "acc", "log.json")
@@ -100,6 +104,15 @@ def test_a_row_of_csv_that_is_cut_is_an_error_and_an_empty_cell_says_nothing(tmp
         with pytest.raises(RecordError, match="is not CSV") as caught:
             in_file(file, "acc", "log.csv")
         assert "a row that is cut" in caught.value.cause
+    for cut in ("0.", "1e", "1.e", "1e-", "-", ""):
+        file.write_text(f"epoch,acc\n1,0.93\n2,{cut}")
+        with pytest.raises(RecordError, match="is not CSV") as caught:
+            in_file(file, "acc", "log.csv")
+        assert f"a row that is cut: it ends in `{cut}`" in caught.value.cause
+    file.write_text("epoch,acc,what\n1,0.93,none\n2,0.9,some")
+    assert values(in_file(file, "acc", "log.csv")) == [0.93, 0.9]
+    file.write_text("epoch,acc\n1,0.93\n2,1.\n")
+    assert values(in_file(file, "acc", "log.csv")) == [0.93, 1.0]
     file.write_text('epoch,acc\n0,"0.1\n1,0.2\n')
     with pytest.raises(RecordError, match="is not CSV"):
         in_file(file, "acc", "log.csv")
@@ -121,6 +134,15 @@ def test_a_file_that_was_not_written_or_lay_there_before_the_run_is_said(tmp_pat
     with pytest.raises(RecordError, match="was not written") as caught:
         in_file(tmp_path / "old.json", "acc", "old.json", since_unix_s=written_s + 1)
     assert "older than this run" in caught.value.cause
+
+
+def test_a_pattern_that_searches_without_end_is_ended(monkeypatch):
+    monkeypatch.setattr(metric, "SEARCH_S", 0.1)
+    former = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(RecordError, match="was not done") as found:
+        in_lines(r"^(?:a+)+(\d)$", [(0.0, "a" * 64 + "!")])
+    assert "nested repeats" in found.value.cause
+    assert signal.getsignal(signal.SIGALRM) is former and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_event_files_are_read_by_tensorboard_where_it_is_installed(tmp_path):
@@ -174,6 +196,8 @@ def test_which_way_a_metric_is_to_go_is_in_its_name_or_asked_of_all_runs():
     usual = [Reading(value=v, at_s=t) for t, v in ((1.0, 0.5), (2.0, 0.97))]
     assert rises("x", [beyond, usual, usual]) and not rises("x", [beyond])
     assert rises("x", []) and rises("x", [[Reading(value=math.nan)], usual[:1]])
+    noisy = [Reading(value=v) for v in (0.97, 0.4, 0.5, 0.9, 0.95, 0.93)]
+    assert rises("x", [noisy]), "it begins with its best by chance, and rises all the same"
     assert rises("Accuracy", [beyond]) and not rises("val_loss", [usual])
     assert reached_s(beyond, 0.9, rising=True) == 1.0
 
@@ -208,6 +232,34 @@ def test_json_lines_say_which_line_is_cut_and_may_hold_any_text(tmp_path):
     ],
 )
 def test_a_sign_or_digits_before_the_group_are_not_left_behind(pattern, line):
+    with pytest.raises(RecordError, match="takes a part of the number"):
+        in_lines(pattern, [(0.0, line)])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line", "value"),
+    [
+        (r"nll: -([0-9.]+)", "nll: -0.5, nll: -0.6", [0.5, 0.6]),
+        (r"0\.(\d+)", "acc 0.93", [93.0]),
+        (r"acc: ([0-9]+),", "acc: 97,250 samples", [97.0]),
+        (r"acc: ([0-9]+)\.\d", "acc: 97.53", [97.0]),
+    ],
+)
+def test_what_the_pattern_names_beside_its_group_is_not_left_behind(pattern, line, value):
+    assert values(in_lines(pattern, [(0.0, line)])) == value
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        (r"0\.(\d+)", "acc 10.93"),
+        (r"acc: ([0-9]+).*", "acc: 97.53"),
+        (r"nll: -([0-9]+)", "nll: -0.5"),
+        (r"nll: -?([0-9.]+)", "nll: -0.5"),
+        (r"loss: ([0-9.]+)", "loss: 1e-5"),
+    ],
+)
+def test_what_the_pattern_passes_over_or_does_not_name_is_left_behind(pattern, line):
     with pytest.raises(RecordError, match="takes a part of the number"):
         in_lines(pattern, [(0.0, line)])
 

@@ -167,7 +167,11 @@ def test_a_proof_survives_its_file_and_runs_theirs_even_where_the_last_line_is_c
     assert [(r.seed, r.side) for r in proof.finished_runs(tmp_path)] == [(0, "plain"), (0, "plan"), (1, "plain")]
     proof.append(whole(1, "plan"), tmp_path)
     assert len(proof.finished_runs(tmp_path)) == 4, "what follows a line that was cut is not lost with it"
-    (tmp_path / proof.FILE).write_text("{")
+    for content, said in (("{", "is torn"), ('{"format": 9}', "has format 9, this version reads up to 1")):
+        (tmp_path / proof.FILE).write_text(content)
+        with pytest.raises(RecordError, match=said):
+            proof.load(tmp_path)
+    (tmp_path / proof.FILE).unlink()
     with pytest.raises(RecordError, match="no proof in"):
         proof.load(tmp_path)
 
@@ -249,6 +253,23 @@ def test_an_edit_of_the_script_ends_a_proof_and_what_was_run_before_it_is_kept(t
     with pytest.raises(ScriptError, match="changed while it was being proved"):
         made.run()
     assert len(done) == 3 and [run.seed for run in proof.finished_runs(tmp_path)] == [0, 0]
+
+
+def test_an_edit_during_the_first_run_that_may_write_ends_a_proof_too(tmp_path, monkeypatch):
+    """Files that a run with `--allow-writes` wrote are not among its inputs; the script is none that it writes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import model\n")
+    (tmp_path / "model.py").write_text("x = 1\n")
+
+    def make(seed, side):
+        (tmp_path / "model.py").write_text("x = 2\n")
+        return whole(seed, side, 0.9)
+
+    made, done = proving(tmp_path, monkeypatch, make, num_seeds=3)
+    with pytest.raises(ScriptError, match="changed while it was being proved") as caught:
+        made.run()
+    assert len(done) == 1 and not proof.finished_runs(tmp_path)
+    assert caught.value.cause == "its file, or one that it imports from beside it, was edited meanwhile"
 
 
 def test_a_metric_that_is_not_there_costs_one_run(tmp_path, monkeypatch):

@@ -270,6 +270,7 @@ def test_a_stream_that_is_not_utf_8_is_not_broken():
     screen.show(terminal.report(view_of(RESULTS["huge"])), stream)
     stream.flush()
     assert b"\\u8a13" in raw.getvalue() or b"faster" in raw.getvalue()
+    assert stream.errors == "strict", "what the caller writes to it afterwards is the caller's"
 
 
 def test_the_machine_shows_every_ceiling_and_its_age():

@@ -60,6 +60,18 @@ def test_a_torn_file_is_refused_in_three_parts(tmp_path, content):
     assert str(tmp_path) in refusal(tmp_path).error
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"\xff\xfe"])
+def test_a_torn_file_is_not_said_to_be_missing(tmp_path, content):
+    (tmp_path / "result.json").write_bytes(content)
+    assert refusal(tmp_path).error == f"`{tmp_path / 'result.json'}` is torn"
+
+
+def test_a_newer_file_is_said_to_be_newer_even_where_fields_have_changed(tmp_path):
+    (tmp_path / "result.json").write_text('{"format": 2, "other": 1}')
+    problem = refusal(tmp_path)
+    assert "has format 2, this version reads up to 1" in problem.error and "newer" in problem.cause
+
+
 def test_a_missing_file_says_what_writes_one(tmp_path):
     problem = refusal(tmp_path)
     assert problem.error == f"there is no result in `{tmp_path}`" and "`tune` and `why` write one" in problem.hint

@@ -110,8 +110,11 @@ def contrast(first: Result, second: Result, first_samples: Samples, second_sampl
     windows = (first.baseline_window_step_s, second.baseline_window_step_s)
     tuned = None
     if first.winner is not None and second.winner is not None:
-        step_s = (1 / first.tuned_steps_per_s, 1 / second.tuned_steps_per_s)
-        tuned = _change("with the plan", step_s, (first.winner.candidate_step_s, second.winner.candidate_step_s))
+        rates = (first.tuned_steps_per_s, second.tuned_steps_per_s)
+        one_s, other_s = (1 / rate if rate > 0 else None for rate in rates)
+        tuned = _change(
+            "with the plan", (one_s, other_s), (first.winner.candidate_step_s, second.winner.candidate_step_s)
+        )
     return Contrast(
         first=first,
         second=second,

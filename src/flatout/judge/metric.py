@@ -5,8 +5,11 @@ In: what a script printed. Out: `Reading`s in their order; the last one counts. 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+import signal
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +23,9 @@ SMOOTH_SHARE = 0.02
 """On its way it is the mean over so many of all steps."""
 
 NUM_POINTS = 200
+
+SEARCH_S = 30.0
+"""A pattern that has searched for so long is ended: with nested repeats it would go on for years."""
 
 _NUMBER = re.compile(r"(?:(?<![\w.)\]])[+-])?(?:\d+(?:,\d{3}\b)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 """All of a number; a sign is one where nothing that could be subtracted from stands before it."""
@@ -117,18 +123,42 @@ def in_lines(pattern: str, lines: Iterable[tuple[float, str]]) -> list[Reading]:
     [0.9, nan]
 
     Raises:
-        RecordError: It matches something that is no number, or a part of one.
+        RecordError: It matches something that is no number, or a part of one; or it takes too long.
     """
     found = []
-    for at_s, line in lines:
-        where = f"the line `{line.strip()[:120]}`"
-        matches = list(re.finditer(pattern, line))
-        for match in matches:
-            _check_whole(match, where)
-            found.append(Reading(value=number_of(match[1], where), at_s=at_s))
-        if not matches:
-            found += [Reading(value=value, at_s=at_s) for value in _not_finite(pattern, line)]
+    with _patience(pattern):
+        for at_s, line in lines:
+            where = f"the line `{line.strip()[:120]}`"
+            matches = list(re.finditer(pattern, line))
+            for match in matches:
+                _check_whole(match, where)
+                found.append(Reading(value=number_of(match[1], where), at_s=at_s))
+            if not matches:
+                found += [Reading(value=value, at_s=at_s) for value in _not_finite(pattern, line)]
     return found
+
+
+@contextlib.contextmanager
+def _patience(pattern: str) -> Iterator[None]:
+    """End a search that does not end; Python's matcher listens to signals, which come in the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise RecordError(
+            f"`--metric {pattern}` searched the output for {SEARCH_S:.0f} s and was not done",
+            cause="nested repeats, as in `(a+)+`, try a number of ways that doubles with each letter of a line",
+            hint=r"a plainer pattern: some words before the number, and `([0-9.e+-]+)`",
+        )
+
+    former = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, SEARCH_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
 
 
 def _not_finite(pattern: str, line: str) -> Iterator[float]:
@@ -145,12 +175,24 @@ def _check_whole(match: re.Match[str], where: str) -> None:
     """Make sure that the group has not taken a part of a number, as `.*([0-9.]+)` does."""
     first, last = match.span(1)
     for number in _NUMBER.finditer(match.string):
-        if number.start() < last and first < number.end() and not first <= number.start() <= number.end() <= last:
+        if number.start() < last and first < number.end() and _is_left(match, number):
             raise RecordError(
                 f"the metric is `{match[1]}` of `{number[0]}`: the pattern takes a part of the number",
                 cause=f"found in {where}",
                 hint=r"some words before the number, and a group of all that it may have: `loss: ([0-9.e+-]+)`",
             )
+
+
+def _is_left(match: re.Match[str], number: re.Match[str]) -> bool:
+    """Whether something of a number is left behind: a part without which the pattern would match there as well.
+
+    What the pattern names itself, as `nll: -([0-9.]+)` does the sign, is not left behind.
+    """
+    line, (first, last), (begun, ended) = match.string, match.span(1), number.span()
+    without = [(line[:begun] + line[first:], begun)] if begun < first else []
+    without += [(line[:last] + line[ended:], first)] if last < ended else []
+    left = any(other.start(1) == at for text, at in without for other in match.re.finditer(text))
+    return left or begun < match.start()
 
 
 def number_of(text: Any, where: str) -> float:
@@ -203,7 +245,10 @@ def rises(name: str, runs: Sequence[Sequence[Reading]]) -> bool:
     ways = 0
     for run in runs:
         values = [r.value for r in run if math.isfinite(r.value)]
-        ways += (values[-1] > values[0]) - (values[-1] < values[0]) if values else 0
+        half = len(values) // 2
+        if half:
+            begun, ended = (sorted(part)[half // 2] for part in (values[:half], values[-half:]))
+            ways += (ended > begun) - (ended < begun)
     return ways >= 0
 
 

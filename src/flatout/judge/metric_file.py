@@ -16,6 +16,9 @@ from typing import Any
 from flatout.errors import MachineError, RecordError
 from flatout.judge.metric import Reading, number_of
 
+_CUT = re.compile(r"^[+-]?\.?$|[\d.][.eE]$|[\d.][eE][+-]$")
+"""How a number begins that goes on, or is still to come."""
+
 
 def in_file(file: Path, key: str, shown: str, since_unix_s: float = 0.0) -> list[Reading]:
     """What stands in a file that the script wrote.
@@ -53,12 +56,12 @@ def _in_json(text: str, key: str, shown: str) -> list[Any]:
     """One object, or one a line (JSON lines); a list of numbers is their order."""
     try:
         rows = [json.loads(text)]
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:  # the latter: lists in lists in lists
         rows, cause = [], str(problem)
         for number, line in enumerate(text.split("\n"), 1):  # `splitlines` splits at what may stand in a text as well
             try:
                 rows += [json.loads(line)] if line.strip() else []
-            except ValueError as broken:
+            except (ValueError, RecursionError) as broken:
                 raise RecordError(
                     f"`{shown}` is not JSON: half written, perhaps",
                     cause=f"line {number}: {broken}" if rows else cause,
@@ -96,6 +99,8 @@ def _in_csv(text: str, column: str, shown: str) -> list[str]:
         names = [name.strip() for name in rows[0]] if rows else []
         if any(len(row) < len(names) for row in rows):
             raise csv.Error(f"a row that is cut: fewer than {len(names)} cells")
+        if rows[1:] and not text.endswith("\n") and _CUT.search(rows[-1][-1]):
+            raise csv.Error(f"a row that is cut: it ends in `{rows[-1][-1]}`")
     except csv.Error as problem:
         hint = "the script should write each row whole, and flush the file before it ends"
         raise RecordError(f"`{shown}` is not CSV", cause=f"line {reader.line_num}: {problem}", hint=hint) from None

@@ -361,7 +361,8 @@ def load(folder: Path) -> Proof:
     Raises:
         RecordError: There is none, or it cannot be read.
     """
-    found = files.read(Proof, folder / FILE, missing=f"no proof in `{folder}`", hint="`flatout prove SCRIPT`")
+    hint = "`flatout prove SCRIPT`"
+    found = files.read(Proof, folder / FILE, missing=f"no proof in `{folder}`", hint=hint, newest=FORMAT)
     return replace(found, runs=tuple(_with_nan(run) for run in found.runs))
 
 

@@ -225,11 +225,11 @@ def load(path: Path) -> Result:
     """The result in a run folder, or of such a file.
 
     Raises:
-        RecordError: Missing, torn, or from another version.
+        RecordError: Missing, torn, or from a newer version.
     """
     file = path / FILE if path.is_dir() else path
     return files.read(
-        Result, file, missing=f"there is no result in `{file.parent}`",
+        Result, file, missing=f"there is no result in `{file.parent}`", newest=FORMAT,
         hint="only `tune` and `why` write one, when they are done: `flatout report` shows the newest here",
     )  # fmt: skip
 

@@ -97,18 +97,26 @@ def gather(folder: Path) -> Samples:
 
 
 def each_window(path: Path, remarks: list[str]) -> Iterator[tuple[Header, Window]]:
-    """The windows of one trace, one by one, each with the trace's header; that its last line was cut is a remark.
+    """The windows of one trace, one by one, each with the trace's header.
+
+    Remarks say that its last line was cut, or how many windows have more or fewer times than steps and were left out.
 
     Raises:
         RecordError: See `flatout.records.trace_file.Reader`.
     """
     header: Header | None = None
     reader = Reader(path)
+    num_odd = 0
     for record in reader:
         if isinstance(record, Header):
             header = record
         elif isinstance(record, Window) and header is not None:
-            yield header, record
+            if any(len(times) != record.num_steps for times in (record.outside_s, *record.phases.values())):
+                num_odd += 1
+            else:
+                yield header, record
+    if num_odd:
+        remarks.append(f"windows of `{path.name}` left out: {num_odd} with more or fewer times than steps")
     if reader.torn:
         remarks.append(f"`{path.name}` is cut: its last line is left out")
 

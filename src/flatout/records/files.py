@@ -25,7 +25,7 @@ def write(record: object, path: Path) -> None:
         raise cannot_write(path, problem) from None
 
 
-def read(kind: type[R], path: Path, *, missing: str, hint: str) -> R:
+def read(kind: type[R], path: Path, *, missing: str, hint: str, newest: int | None = None) -> R:
     """Read it again.
 
     Args:
@@ -33,12 +33,24 @@ def read(kind: type[R], path: Path, *, missing: str, hint: str) -> R:
         path: The file.
         missing: The error where there is none.
         hint: What makes one.
+        newest: The newest `format` that this version reads; None for a record without.
 
     Raises:
-        RecordError: There is none, or it cannot be read.
+        RecordError: There is none, it cannot be read, or a newer version wrote it.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as problem:
+    except OSError as problem:
         raise RecordError(missing, cause=f"`{path.name}` cannot be read: {problem}", hint=hint) from None
+    except (ValueError, RecursionError) as problem:
+        raise RecordError(
+            f"`{path}` is torn", cause=f"it is not complete JSON: {problem}", hint="measure again, or restore the file"
+        ) from None
+    found = value.get("format") if isinstance(value, dict) else None
+    if newest is not None and isinstance(found, int) and found > newest:  # said before a field that has changed
+        raise RecordError(
+            f"`{path}` has format {found}, this version reads up to {newest}",
+            cause="a newer flatout wrote it",
+            hint="`pip install --upgrade flatout`",
+        )
     return from_json(kind, value, where=str(path))

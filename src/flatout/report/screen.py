@@ -149,9 +149,15 @@ class Screen:
 def show(report: Report, file: IO[str] | None = None) -> None:
     """Print on a stream: in colour on a terminal that wants it, plain otherwise."""
     stream = file or sys.stdout
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="backslashreplace")  # one that is not UTF-8 gets what it cannot show as codes
-    Console(file=stream, highlight=False, markup=False, emoji=False).print(report, soft_wrap=True)
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    if not isinstance(stream, io.TextIOWrapper):
+        return console.print(report, soft_wrap=True)
+    former = stream.errors
+    stream.reconfigure(errors="backslashreplace")  # one that is not UTF-8 gets what it cannot show as codes
+    try:
+        console.print(report, soft_wrap=True)
+    finally:
+        stream.reconfigure(errors=former)
 
 
 def plain(report: Report, *, width: int = 80) -> str:

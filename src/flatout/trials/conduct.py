@@ -441,6 +441,8 @@ class Conduct:
                     deadline_s=deadline_s - leave_s, min_pairs=FEWEST_FINAL_PAIRS,
                 )  # fmt: skip
                 measured = self._measured(levers, extent, "winner")
+            if not anew:  # which has its windows elsewhere
+                self.joules.final_s[best.label] = begun_s, time.perf_counter()
             trial = replace(self._trial_of(levers, best.class_, measured, begun_s), remeasured=True)
             trial = self._with_agreement(trial, None, begun_s)
             if not anew:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from flatout.machine.energy_counters import WINDOWS_EVERY_S, EnergyMeter
 from flatout.records.energy import Energy, EnergySummary
-from flatout.records.plan import Trial, label
+from flatout.records.plan import Trial
 from flatout.records.trace import FOREIGN_LIMIT, Window
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class Joules:
     def __init__(self, bench: Bench, meter: EnergyMeter | None = None) -> None:
         self._bench = bench
         self.meter = meter or EnergyMeter(WINDOWS_EVERY_S)
+        self.final_s: dict[str, tuple[float, float]] = {}
+        """When each final measurement began and ended, on our clock, by the label of its levers."""
 
     @property
     def _device(self) -> str | None:
@@ -49,13 +51,14 @@ class Joules:
             return None
         return zero_s + window.start_s, zero_s + window.start_s + took_s
 
-    def per_step(self, purposes: Collection[str], levers: str) -> Energy:
-        """One step of either side: the mean over the windows that can tell."""
+    def per_step(self, purposes: Collection[str], within_s: tuple[float, float] = (-math.inf, math.inf)) -> Energy:
+        """One step of either side: the mean over the windows that can tell, of those between two instants of ours."""
         joules, num_steps = 0.0, 0
         why_not = "others, a compilation, evaluation or checkpoints fell into every window"
         for child, window in self._bench.windows:
-            if window.purpose in purposes and window.observe == "ends" and label(window.levers) == levers:
-                if (span := self.span(child, window)) is None:
+            if window.purpose in purposes and window.observe == "ends":
+                span = self.span(child, window)
+                if span is None or span[0] < within_s[0] or span[1] > within_s[1]:
                     continue
                 used = self.meter.joules(self._device, *span, every_s=self.meter.every_s)
                 if used.joules is None:
@@ -69,9 +72,10 @@ class Joules:
         found = self.meter.found
         if not found.counters:
             return EnergySummary(baseline=self.meter.joules())
+        within_s = self.final_s.get(final.label) if final is not None else None
         return EnergySummary(
             sources=tuple(f"{one.name}: {one.source}" for one in found.counters),
-            baseline=self.per_step(("baseline",), "plain"),
-            tuned=self.per_step(("trial", "winner"), final.label) if final is not None else None,
+            baseline=self.per_step(("baseline",), within_s) if within_s else self.per_step(("baseline",)),
+            tuned=self.per_step(("trial", "winner"), within_s) if within_s else None,
             measuring_joules=self.meter.joules(self._device).joules,
         )

@@ -134,8 +134,11 @@ class Learning:
     _first: tuple[int, float] | None = None
     """Steps and time at the start."""
     _last: tuple[int, float] = (0, 0.0)
+    _others: tuple[int, float] = (0, 0.0)
+    """Steps and time of windows that others disturbed: what they took is not what trying has cost."""
     _busy: bool = False
     _num_waits: int = 0
+    _waited_s: float = 0.0
     _lots: random.Random = field(default_factory=lambda: random.Random(0))
 
     def asking(self) -> Asking:
@@ -203,8 +206,10 @@ class Learning:
         """Go on plainly while others use the CPU: nothing that is measured then would be worth its cost."""
         while self._busy and self._num_waits < MOST_WAITS:
             self._num_waits += 1
+            begun_s = self._last[1]
             num_steps = max(int(WAIT_S / self._plain_s), 1) if self._plain_s > 0 else 1
             self._keep((yield WindowRequest(levers={}, purpose="learn", num_steps=num_steps, limit_s=WAIT_S)))
+            self._waited_s += self._last[1] - begun_s
 
     # -- one candidate -------------------------------------------------------------------------------------------
 
@@ -272,9 +277,13 @@ class Learning:
     def _keep(self, answer: WindowResult) -> None:
         window = answer.window
         if window is not None:
-            self._busy = (window.foreign_fraction or 0.0) > FOREIGN_LIMIT
-            self._first = self._first or (answer.num_steps - window.num_steps, window.start_s)
-            self._last = answer.num_steps, window.start_s + sum(window.step_s)
+            was_busy, self._busy = self._busy, (window.foreign_fraction or 0.0) > FOREIGN_LIMIT
+            before, self._last = self._last, (answer.num_steps, window.start_s + sum(window.step_s))
+            if self._first is None:
+                self._first = before = answer.num_steps - window.num_steps, window.start_s
+            if self._busy or was_busy:  # the steps before a window are not told apart
+                num_steps, took_s = self._others
+                self._others = num_steps + self._last[0] - before[0], took_s + self._last[1] - before[1]
 
     def _lost_s(self) -> float:
         """How much further the run would be, had it had the best set so far from the start."""
@@ -282,8 +291,8 @@ class Learning:
             return 0.0
         best = strategy.best_of(self.trials)
         step_s = self._plain_s / (best.ratio or 1.0) if best is not None else self._plain_s
-        num_steps, took_s = self._last[0] - self._first[0], self._last[1] - self._first[1]
-        return max(took_s - num_steps * step_s, 0.0)
+        num_steps = self._last[0] - self._first[0] - self._others[0]
+        return max(self._last[1] - self._first[1] - self._others[1] - num_steps * step_s, 0.0)
 
     def _too_dear(self, candidate: Candidate) -> str:
         """Why trying ends here; empty where it may go on."""
@@ -291,5 +300,5 @@ class Learning:
         if self._lost_s() + more_s >= MOST_LOST_S:
             would = f", and compiling would cost {more_s:.0f} s" if more_s else ""
             return f"trying has cost {self._lost_s():.0f} s of the {MOST_LOST_S:.0f} s that it may{would}"
-        took_s = self._last[1] - (self._first or self._last)[1]
+        took_s = self._last[1] - (self._first or self._last)[1] - self._waited_s
         return f"{took_s:.0f} s were tried" if took_s > MOST_TOOK_S else ""

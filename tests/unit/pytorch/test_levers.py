@@ -253,7 +253,7 @@ def test_foreach_updates_agree_for_every_optimizer(kind, watch, workload):
     assert watched.difference("updates").error < 1e-5
     watched.pytorch.engage({"foreach_optimizer": {}})
     script.train(3)
-    assert watched.pytorch.evidence()[0]["foreach_optimizer"].startswith("1 of 1 optimizers foreach in 3")
+    assert watched.pytorch.evidence()[0]["foreach_optimizer"].startswith("1 of 1 optimizers use foreach in 3")
     assert shown(script.optimizer)[0][0].get("foreach") is None
 
 

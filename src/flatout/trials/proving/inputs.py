@@ -47,10 +47,14 @@ def differing(seen: Iterable[Mapping[str, str]]) -> list[str]:
 
 
 def changed(script: str, paths: Sequence[str]) -> ScriptError:
-    """Runs before and after an edit are of two scripts: nothing is to be concluded from their difference."""
+    """Runs before and after an edit are of two scripts: nothing is to be concluded from their difference.
+
+    Without paths it is the script itself that was edited, or what it imports from beside it.
+    """
+    read = f"it reads {named(paths)}, which {'was' if len(paths) == 1 else 'were'} edited meanwhile"
     return ScriptError(
         f"`{script}` changed while it was being proved",
-        cause=f"it reads {named(paths)}, which {'was' if len(paths) == 1 else 'were'} edited meanwhile",
+        cause=read if paths else "its file, or one that it imports from beside it, was edited meanwhile",
         hint="the same command begins anew with the files as they are now; put back, it goes on where it was",
     )
 

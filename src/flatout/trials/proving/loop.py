@@ -19,6 +19,7 @@ from flatout.judge.proof import RUNS, SIDES, Aim, Asked, Proof, Side, WholeRun
 from flatout.records.as_json import from_json, to_json
 from flatout.report import words
 from flatout.report.proof_words import number
+from flatout.run import sources
 from flatout.trials.proving import inputs
 from flatout.trials.proving.whole_run import Setting, run_whole
 from flatout.trials.terms import Show
@@ -35,6 +36,7 @@ class Proving:
         self.aim = aim
         self.typed = typed
         self.show = show
+        self.source_hash = sources.hash_of(setting.script)
         self.runs = proof.finished_runs(setting.run_folder)
         self.notes: tuple[str, ...] = ()
         if self.runs:
@@ -108,7 +110,8 @@ class Proving:
         name, script = proof.side_name(side, self.asked.levers), self.setting.script.name
         self.show.stage(f"seed {seed}, {name}; {self._left()}", len(self._wanted()) / (2 * self.aim.num_seeds))
         found = run_whole(self.setting, side, seed, self.show.tick)
-        if edited := inputs.differing([*(run.inputs for run in self.runs), found.inputs]):
+        edited = inputs.differing([*(run.inputs for run in self.runs), found.inputs])
+        if edited or sources.hash_of(self.setting.script) != self.source_hash:
             raise inputs.changed(script, edited)
         proof.append(found, self.setting.run_folder)
         self.runs.append(found)

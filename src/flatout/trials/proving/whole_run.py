@@ -120,7 +120,7 @@ def run_whole(setting: Setting, side: Side, seed: int, tick: Callable[[], None])
         fault=faults[0][:200] if faults else "",
         idle=_idle(setting, facts, records) if side == "plan" else {},
         doubled=next((line.strip()[:120] for _, line in lines if len(re.findall(pattern, line)) > 1), "")
-        if pattern is not None
+        if pattern is not None and readings  # else it may be one whose search does not end
         else "",
         inputs=_inputs(setting, records, begun_unix_s),
         foreign_fraction=foreign,

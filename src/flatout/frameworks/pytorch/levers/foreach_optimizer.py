@@ -17,6 +17,7 @@ class ForeachOptimizer(FlagOfUpdates):
     takes_memory = True
     conflicts: ClassVar = ("fused_optimizer",)
     flag = "foreach"
+    shown = "use foreach"
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """Optimizers that have the flag, have no fused update, and do not use it yet."""

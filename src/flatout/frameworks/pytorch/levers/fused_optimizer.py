@@ -25,6 +25,8 @@ class FlagOfUpdates(Lever):
     check = "updates"
     needs_whole_parameters = True
     flag: ClassVar[str]
+    shown: ClassVar[str]
+    """What optimizers that have the flag do, as evidence says it."""
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Set the flag in each update."""
@@ -41,9 +43,8 @@ class FlagOfUpdates(Lever):
     def evidence(self, session: Session) -> str | None:
         """Updates that carried the flag."""
         num, updates = session.flags.num_optimizers(self.flag), session.flags.num_updates
-        return (
-            f"{num} of {len(session.optimizers)} optimizers {self.flag} in {updates} updates" if num * updates else None
-        )
+        found = f"{num} of {len(session.optimizers)} optimizers {self.shown} in {updates} updates"
+        return found if num * updates else None
 
 
 class FusedOptimizer(FlagOfUpdates):
@@ -54,6 +55,7 @@ class FusedOptimizer(FlagOfUpdates):
     moves_state = True
     conflicts: ClassVar = ("foreach_optimizer",)
     flag = "fused"
+    shown = "fused"
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """Optimizers that can and do not yet."""
