@@ -62,9 +62,8 @@ def measured(
     if goal.choice.num_ranks is not None:
         goal = _for_ranks(goal, own, machine, show)
     with folder.claimed(folder.working_folder(), script.stem) as run_folder, _discarded_if_stopped(run_folder):
-        ranks = None
+        ranks, known = None, kind().levers()
         if goal.launcher:
-            known = kind().levers()
             setting = Setting(script=script, registry=known, run_folder=run_folder, terms=goal.terms, machine=machine)
             ranks = LaunchedRanks(goal.launcher, setting, show)
             goal = ranks.begin(goal)
@@ -77,7 +76,7 @@ def measured(
         found = replace(found if ranks is None else ranks.confirm(found), options=_options(typed, plan))
         if found.plan is None or not write_plan:
             return _saved(found, run_folder)
-        former, known = ranks_of(own, kind().levers()), kind().levers()
+        former = ranks_of(own, known)
         if former is not None and goal.choice.num_ranks is None and ranks_of(found.plan.levers, known) is None:
             num = former[0]
             show.remark(f"the plan had {num} ranks: `flatout tune --ranks {num}` measures them anew")
