@@ -121,7 +121,7 @@ class RankConfig:
     def of_this_node(self) -> range:
         """The ranks of this machine.
 
-        >>> Terms(num_ranks=8, num_nodes=2, node_rank=1).of_this_node
+        >>> RankConfig(num_ranks=8, num_nodes=2, node_rank=1).of_this_node
         range(4, 8)
         """
         num = self.num_ranks // self.num_nodes
