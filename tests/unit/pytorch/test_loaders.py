@@ -296,6 +296,17 @@ def test_two_loops_over_one_loader_within_each_other_see_the_same(loaders):
     assert nested() == plain
 
 
+def test_a_loader_that_keeps_its_workers_has_one_iterator(loaders):
+    keeping = DataLoader(Squares(), batch_size=4, num_workers=1, persistent_workers=True)
+    for settings in ({}, WORKERS, {"num_workers": 0, "persistent_workers": False}):
+        loaders.change(settings)
+        passing = iter(keeping)
+        assert iter(keeping) is passing
+        del passing
+    other = DataLoader(Squares(), batch_size=4, num_workers=1)
+    assert iter(other) is not iter(other)
+
+
 def test_workers_that_the_script_keeps_are_kept_beside_those_of_many_other_loaders(loaders):
     problems = []
     loaders.on_failure = lambda stage, problem: problems.append(problem)

@@ -60,6 +60,8 @@ class Loaders:
         self.num_steps, self.num_restarts = 0, 0
         self.num_changed = 0
         """Passes opened with `settings`."""
+        self._lasting: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
+        """Of loaders that keep their workers the pass under way, which plain's loops share."""
         self.passes: weakref.WeakSet[Pass] = weakref.WeakSet()
         self.store_memory_bytes: int | None = None
         """Memory for kept items; None: what is free allows."""
@@ -98,7 +100,7 @@ class Loaders:
             if observer is not None:
                 observer.before_fetch()
             try:
-                return Pass(loader, self)
+                return self._pass_over(loader)
             except BaseException as problem:
                 hide_ours(problem)
                 raise
@@ -107,6 +109,17 @@ class Loaders:
                     observer.after_fetch()
 
         return __iter__
+
+    def _pass_over(self, loader: DataLoader[Any]) -> Pass:
+        """A new pass; where the script keeps its workers, the one that is under way from its beginning, as plain's."""
+        lasting = self._lasting.get(id(loader))
+        if lasting is not None:
+            lasting.begin_anew()
+            return lasting
+        new = Pass(loader, self)
+        if keeps_workers(loader):
+            self._lasting[id(loader)] = new
+        return new
 
     def remove(self) -> None:
         """Give the class its own `__iter__` back; passes under way go on as they are."""

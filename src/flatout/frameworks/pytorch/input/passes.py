@@ -66,6 +66,11 @@ class Pass:
             if observer is not None:
                 observer.after_fetch()
 
+    def begin_anew(self) -> None:
+        """Give the first batch again next, to everybody who has this pass."""
+        self._owner.ended(self._opened, self.trains)
+        self._open()
+
     @property
     def loader(self) -> DataLoader[Any]:
         """Whose pass it is."""
