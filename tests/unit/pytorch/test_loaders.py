@@ -924,3 +924,70 @@ def test_workers_that_the_script_means_are_not_done_without(meant, loaders):
     assert loaders.num_changed == 0
     list(DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=1))
     assert loaders.num_changed == 1
+
+
+@pytest.mark.parametrize("settings", [{}, WORKERS, {"num_workers": 0}, {"in_process": True}], ids=str)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_two_loops_over_kept_workers_disturb_each_other_as_they_do_in_plain(settings, shuffle, loaders):
+    """Plain has one iterator for both, which the inner loop takes back to the start and uses up."""
+
+    def nested():
+        torch.manual_seed(7)
+        dataset = TensorDataset(torch.arange(16))
+        loader = DataLoader(dataset, batch_size=4, shuffle=shuffle, num_workers=1, persistent_workers=True)
+        loaders.note(loader, 1)
+        pairs = [(digest(a), digest(b)) for _ in range(2) for a in loader for b in loader]
+        return pairs, [digest(pair) for pair in zip(loader, loader, strict=True)], torch.rand(1).item()
+
+    loaders.remove()
+    plain = nested()
+    assert len(plain[0]) == 8 and len(plain[1]) == 2, "of 32, and of 4"
+    loaders.install()
+    loaders.change(settings)
+    assert nested() == plain
+    assert bool(loaders.num_changed) == bool(settings)
+
+
+def test_training_goes_on_where_a_worker_cannot_send_its_batch(loaders):
+    problems = []
+    loaders.on_failure = lambda stage, problem: problems.append(str(problem))
+    loaders.change(WORKERS)
+    torch.manual_seed(7)
+    loader = DataLoader(Unsendable(), batch_size=4, shuffle=True, collate_fn=collate)
+    items = [item for batch in loader for item in batch]
+    assert sorted(item["label"] for item in items) == list(range(23))
+    assert next(item["how"] for item in items if item["label"] == 17)() == 17
+    assert len(problems) == 1 and "pickle" in problems[0]
+
+
+class Marked(Squares):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def __getitem__(self, k):
+        value = torch.complex(torch.tensor([1.0 + k, 2.0]), torch.tensor([3.0, 4.0]))
+        if self.kind == "conjugate":
+            return value.conj()
+        if self.kind == "negative":
+            return value.conj().imag
+        if self.kind == "quantized":
+            return torch.quantize_per_tensor(value.real, 0.1, 0, torch.qint8)
+        value.note = "mine"
+        return value
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize")
+@pytest.mark.parametrize("kind", ["conjugate", "negative", "quantized", "attribute"])
+def test_what_pytorch_loses_between_processes_arrives(kind, loaders):
+    loaders.on_failure = lambda stage, problem: None
+    loaders.change(WORKERS)
+    loader = DataLoader(Marked(kind), batch_size=None, sampler=RandomSampler(Squares()))
+    torch.manual_seed(3)
+    found = list(loader)
+    loaders.change({})
+    torch.manual_seed(3)
+    for mine, plain in zip(found, list(loader), strict=True):
+        assert torch.equal(torch.dequantize(mine) if kind == "quantized" else mine,
+                           torch.dequantize(plain) if kind == "quantized" else plain)  # fmt: skip
+        assert vars(mine) == vars(plain)

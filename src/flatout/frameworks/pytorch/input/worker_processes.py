@@ -8,13 +8,16 @@ that giving up too early costs time and nothing else. In: a loader under setting
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, _utils
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -53,16 +56,50 @@ class _Context(type(multiprocessing.get_context("fork"))):  # type: ignore[misc]
     Process = Process
 
 
+class _Sent:
+    """A collation that raises in the worker where its batch could not be sent whole.
+
+    PyTorch's queue drops what cannot be pickled, and the script would wait for it until the time limit.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, items: Any) -> Any:
+        batch = self._collate(items)
+        _Pickler(io.BytesIO()).dump(batch)
+        return batch
+
+
+class _Pickler(ForkingPickler):
+    """Pickles all but the tensors, which have a way of their own."""
+
+    def persistent_id(self, value: Any) -> bool | None:
+        """Something for a tensor that arrives as it is.
+
+        Raises:
+            TypeError: PyTorch's own way would lose something of it.
+        """
+        if type(value) is torch.Tensor:
+            if value.is_quantized or vars(value) or value.is_conj() or value.is_neg():
+                raise TypeError("a tensor that is quantized, conjugate or carries attributes cannot be sent whole")
+            return True
+        return True if isinstance(value, torch.UntypedStorage | torch.TypedStorage) else None
+
+
 @contextlib.contextmanager
-def _ending_with_the_script(loader: DataLoader[Any]) -> Iterator[None]:
-    """Have the loader's workers end with the script, where they are forked: others would have to import us."""
-    own = loader.multiprocessing_context
-    if own is None and start_method() == "fork":
+def _ours(loader: DataLoader[Any]) -> Iterator[None]:
+    """Have the loader's workers end with the script, and tell what they cannot send."""
+    attributes = vars(loader)
+    own, context = loader.collate_fn, loader.multiprocessing_context
+    if context is None and start_method() == "fork":  # others would have to import us
         loader.multiprocessing_context = _Context()
+        attributes["collate_fn"] = _Sent(own)
     try:
         yield
     finally:
-        loader.multiprocessing_context = own
+        loader.multiprocessing_context = context
+        attributes["collate_fn"] = own
 
 
 class OurWorkers(Recorded, _MultiProcessingDataLoaderIter):
@@ -77,7 +114,7 @@ class OurWorkers(Recorded, _MultiProcessingDataLoaderIter):
         self._asked_once = asked_once
         self._broken, self._pid = False, os.getpid()
         try:
-            with _ending_with_the_script(loader):
+            with _ours(loader):
                 super().__init__(loader)
         except BaseException:
             self._broken, self._problem = True, None
