@@ -1,5 +1,6 @@
 """Does `batch_size` cut the same items into other batches, with the learning rate that belongs to them, and say so?"""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -35,18 +36,21 @@ class Downwards(torch.utils.data.Sampler):
         return 64
 
 
-class Part(torch.optim.SGD):
-    """Its update is that of another optimizer over the same groups, as Lookahead's is."""
-
-    def __init__(self, parameters, lr):
-        super().__init__(parameters, lr)
-        self.inner = torch.optim.SGD(self.param_groups, lr)
-        self.inner.param_groups = self.param_groups
-        self.rates = []
+def within(kind):
+    """An optimizer of a class for which there is a rule, whose update is another's within its own."""
 
     def step(self, closure=None):
-        self.inner.step()
+        kind.step(self)
         self.rates.append(self.param_groups[0]["lr"])
+
+    own = type(kind.__name__, (kind,), {"step": step})
+
+    def make(parameters, lr):
+        optimizer = own(parameters, lr)
+        optimizer.rates = []
+        return optimizer
+
+    return make
 
 
 @pytest.fixture
@@ -209,11 +213,39 @@ def test_a_rate_that_is_a_tensor_is_the_same_tensor_after_the_update(under):
     assert weights(model).isfinite().all()
 
 
-def test_an_update_within_another_one_has_the_rate_once(under):
-    under(32)
-    _, rates, optimizer = train(Part, 8, 0.01)
+def test_an_update_within_another_one_has_the_rate_once_and_leaves_it_to_the_rest_of_the_outer(under):
+    watched = under(32)
+    _, rates, optimizer = train(within(torch.optim.SGD), 8, 0.01)
     assert {*rates} == {0.01}
-    assert optimizer.rates == pytest.approx([0.01] * 6), "the inner one has put back what it changed"
+    assert optimizer.rates == pytest.approx([0.04] * 6)
+    assert watched.pytorch.session.kept["batch_size"].updates == {"SGD": 6}
+
+
+def test_an_update_in_another_thread_leaves_the_rate_of_one_under_way(under):
+    under(32)
+    loader()
+    other = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.01)
+    seen = []
+
+    class SGD(torch.optim.SGD):
+        def step(self, closure=None):
+            thread = threading.Thread(target=other.step)
+            thread.start()
+            thread.join()
+            seen.append(self.param_groups[0]["lr"])
+
+    optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.01)
+    optimizer.step()
+    assert seen == [0.04] and optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_batches_of_the_scripts_that_have_no_hash_are_not_ours(under):
+    class Batches(BatchSampler):
+        __hash__ = None
+
+    watched = under(32)
+    own = DataLoader(ITEMS, batch_sampler=Batches(RandomSampler(ITEMS), 8, drop_last=False))
+    assert not watched.pytorch.session.kept["batch_size"].has_made(own)
 
 
 def test_after_an_update_that_raised_the_next_one_has_the_rate_once_and_the_script_its_own(under):

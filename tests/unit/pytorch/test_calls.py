@@ -489,3 +489,40 @@ def test_a_compilation_that_the_script_takes_back_is_gone_for_good():
     assert not call.compiled_by_script and torch.is_tensor(model(torch.randn(3, 4)))
     calls.lift()
     assert model._compiled_call_impl is None
+
+
+def test_keywords_of_the_script_named_as_ours_pass_through_levers(watch):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x, *, inner, around, module):
+            return self.layer(x) * inner * around * module
+
+    model, watched = Named(), watch()
+    optimizer = sgd(model)
+
+    def step():
+        model(torch.ones(3, 4), inner=1.0, around=2.0, module=3.0).sum().backward()
+        optimizer.step()
+
+    step()
+    step()
+    watched.pytorch.engage({"bf16": {}})
+    step()
+    assert "bf16" in watched.pytorch.session.engaged
+
+
+def test_a_scaler_passes_any_keyword_on_to_the_optimizer(watch):
+    class Told(torch.optim.SGD):
+        def step(self, closure=None, *, scaler):
+            self.told = scaler
+            return super().step(closure)
+
+    watch()
+    model = net()
+    optimizer, scaler = Told(model.parameters(), 0.1), torch.amp.GradScaler("cpu", enabled=False)
+    model(torch.ones(2, 4)).sum().backward()
+    scaler.step(optimizer, scaler="its own")
+    assert optimizer.told == "its own"

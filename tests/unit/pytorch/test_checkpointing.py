@@ -221,3 +221,20 @@ def test_it_applies_to_models_with_repeated_blocks_that_are_the_scripts_alone(fa
     model = replace(FACTS.models[0], **{"num_repeated_blocks": 12, **model})
     assert LEVER.applies(replace(FACTS, models=(model,), **facts), MACHINE) == reason
     assert LEVER.only_by_name
+
+
+def test_keywords_of_a_block_named_as_those_of_checkpointing_reach_it(watch):
+    class Named(Block):
+        def forward(self, x, *, debug, use_reentrant, function):
+            return super().forward(x) * debug * use_reentrant * function
+
+    from flatout.frameworks.pytorch.seams.recomputation import Recomputed
+
+    model, way = Named(), Recomputed()
+    words = {"debug": 2.0, "use_reentrant": 0.5, "function": 1.0}
+    x = torch.randn(2, 4, requires_grad=True)
+    plain = model(x, **words)
+    way(model, x, **words)
+    out = way(model, x, **words)
+    out.sum().backward()
+    assert way.num_recomputed == 1 and out.shape == plain.shape and x.grad is not None

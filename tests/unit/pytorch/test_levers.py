@@ -787,3 +787,34 @@ def test_one_forward_under_every_lever_at_once(watch, workload):
     with torch.no_grad():
         torch.testing.assert_close(script.model(x), script.model._call_impl(x))
     assert F.softmax(script.model(x), 1).dtype == torch.float32
+
+
+@pytest.mark.parametrize("hashed", [False, True], ids=["no hash", "hash by value"])
+def test_optimizers_that_compare_by_value_are_told_apart(hashed, watch):
+    class ByValue(torch.optim.SGD):
+        def __eq__(self, other):
+            return True
+
+        __hash__ = (lambda self: 1) if hashed else None
+
+    watched = watch()
+    models = [torch.nn.Linear(4, 2) for _ in range(2)]
+    optimizers = [ByValue(model.parameters(), lr=0.01, momentum=0.9) for model in models]
+
+    def train(num):
+        for _ in range(num):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                model(torch.ones(3, 4)).sum().backward()
+                optimizer.step()
+
+    train(6)
+    num_steps = watched.listener.num_steps
+    train(4)
+    assert watched.listener.num_steps == num_steps + 4
+    watched.pytorch.engage({"foreach_optimizer": {}})
+    train(2)
+    assert watched.pytorch.evidence()[0]["foreach_optimizer"].startswith("2 of 2 optimizers use foreach")
+    watched.pytorch.engage({})
+    watched.compare(watched.listener.num_steps + 1, {"foreach_optimizer": {}}, "updates")
+    train(6)
+    assert watched.difference("updates").error < 1e-5

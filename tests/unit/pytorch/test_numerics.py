@@ -870,3 +870,35 @@ def test_a_comparison_that_raises_leaves_everything_as_it_was(watch, workload, d
     script.train(14)
     assert failures and watched.pytorch.engaged() == {} and watched.pytorch.calls.capture is None
     assert different(plain, script.state()) == []
+
+
+@pytest.mark.parametrize("breaks", ["halving", "timing"])
+def test_a_failure_while_half_the_batch_is_timed_is_raised_and_leaves_no_capture(watch, monkeypatch, breaks):
+    watched, model, found = watch(), nn.Linear(4, 2), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    numerics = watched.pytorch.numerics
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    def scale():
+        if breaks == "halving":
+            monkeypatch.setattr("flatout.frameworks.pytorch.numerics.compare.half", fail)
+        else:
+            run, calls = numerics._replayer.run, []
+            monkeypatch.setattr(numerics._replayer, "run", lambda c: fail() if calls else (calls.append(c), run(c))[1])
+        try:
+            found.append(watched.pytorch.scale())
+        except RuntimeError as problem:
+            found.append(str(problem))
+        found.append(watched.pytorch.capture.active)
+
+    def begin():
+        watched.pytorch.begin_capture()
+        watched.listener.waiting = scale
+
+    watched.at(4, begin)
+    for _ in range(8):
+        model(torch.randn(8, 4)).sum().backward()
+        optimizer.step()
+    assert found == ["out of memory", False]

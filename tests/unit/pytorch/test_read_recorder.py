@@ -294,3 +294,18 @@ def test_the_waits_are_those_that_pytorch_warns_of():
     waits = {w.lineno for w in warned if "synchronizing CUDA operation" in str(w.message)}
     assert sorted(line for line, _, _ in recording.reads) == sorted(waits)
     assert all(row.on_device for row in recording.found.rows)
+
+
+def test_a_subclass_is_told_of_the_function_of_pytorch_and_not_of_ours():
+    told = []
+
+    class Sub(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            told.append(func)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    plain, tensor = torch.Tensor.item, torch.ones(1).as_subclass(Sub)
+    with Recording():
+        assert tensor.item() == 1.0
+    assert plain in told and all(func is plain for func in told if func.__name__ == "item")

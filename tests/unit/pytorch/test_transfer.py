@@ -751,3 +751,10 @@ def test_on_a_gpu_other_streams_see_what_the_host_waited_for(cuda):
         other.synchronize()
         assert total.item() == number * there.numel()
     assert cuda.loaders.transfer.num["staged"] > 0
+
+
+def test_an_iterator_of_the_scripts_that_has_no_hash_is_followed_as_any():
+    class Unhashed:
+        __hash__ = None
+
+    assert Transfer(FakeDevices()).following(Unhashed(), lambda _: 3) == 3

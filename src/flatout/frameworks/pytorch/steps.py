@@ -226,7 +226,7 @@ class Steps:
         """A scaler that skips an update still ends a step."""
 
         @wraps(original)
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        def step(scaler: Any, /, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = self.num_seen
             try:
                 result = original(scaler, optimizer, *args, **kwargs)

@@ -153,7 +153,6 @@ class Resized:
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()
         """Batch samplers of ours: a loader that is made anew around one (Accelerate) is one of ours too."""
         self._rates = _Rates()
-        """Groups of the update under way, with their own rate and the one that stands in its place."""
         self._patch: Patch | None = None
         self._hooks: list[UpdateHook] = []
 
@@ -240,7 +239,7 @@ class Resized:
 
     def has_made(self, loader: DataLoader[Any]) -> bool:
         """Whether the loader's batches are ours."""
-        return loader.batch_sampler in self._made
+        return any(loader.batch_sampler is one for one in self._made)  # one of the script's may have no hash
 
     def _look(self) -> None:
         """Which loaders feed the training now: those of a function that has returned are gone in the end."""

@@ -255,15 +255,16 @@ class Numerics:
             halves = [one for one in map(half, calls) if one is not None]
             if len(halves) < len(calls) or not any(g is not None for c in calls for g in c.gradients):
                 return None
-            run(halves)
+            try:
+                run(halves)
+            except (RuntimeError, ValueError, IndexError):  # the model does not take half a batch
+                return None
             begun_s = perf_counter()
             while len(full_s) < SCALING_REPEATS or perf_counter() - begun_s < SCALING_FEWEST_S:
                 full_s.append(run(calls).took_s)
                 half_s.append(run(halves).took_s)
                 if perf_counter() - begun_s > SCALING_LIMIT_S and len(full_s) >= 2:
                     break
-        except (RuntimeError, ValueError, IndexError):  # the model does not take half a batch
-            return None
         finally:
             self._capture.drop()
         return Scaling(full_s=tuple(full_s), half_s=tuple(half_s))

@@ -53,16 +53,16 @@ class Snapshot:
         }
         self._gradients = [(p.grad, p.grad.detach().clone()) for p in self._parameters if p.grad is not None]
         self._optimizers = [_OptimizerState(o) for o in optimizers]
-        self.plain_hooks = {o: {**o._optimizer_step_pre_hooks, **o._optimizer_step_post_hooks} for o in optimizers}
+        self.plain_hooks = {id(o): {**o._optimizer_step_pre_hooks, **o._optimizer_step_post_hooks} for o in optimizers}
         """The script's own step hooks, which do not see our updates."""
         self.plain_global_hooks = {key for name in GLOBAL_HOOKS for key in getattr(of_optimizers, name)}
         """Those for all optimizers, by their keys; ours are among them, and have nothing to do meanwhile."""
-        self._plain_steps = {o: vars(o).get("step") for o in optimizers}
+        self._plain_steps = {id(o): vars(o).get("step") for o in optimizers}
 
     def step_of(self, optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
         """How the optimizer updates: as its class does, unless a lever has put something of its own in that place."""
         present = vars(optimizer).get("step")
-        if present is not None and present is not self._plain_steps[optimizer]:
+        if present is not None and present is not self._plain_steps[id(optimizer)]:
             return present  # type: ignore[no-any-return]
         return lambda: type(optimizer).step(optimizer)  # type: ignore[call-arg]
 
@@ -245,7 +245,7 @@ def _unit(moment: torch.Tensor) -> float:
 @contextlib.contextmanager
 def _without_hooks(optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> Iterator[None]:
     """The script's own step hooks (averages of weights, schedules) do not see our updates; those of a lever do."""
-    own = snapshot.plain_hooks[optimizer]
+    own = snapshot.plain_hooks[id(optimizer)]
     places: list[tuple[Any, str, Collection[int]]] = [
         (optimizer, f"_optimizer_step_{when}_hooks", own) for when in ("pre", "post")
     ]

@@ -6,11 +6,11 @@ In: the user's optimizers and flags. Out: updates made with them.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 Group = dict[str, Any]
 _MISSING = object()
@@ -71,11 +71,9 @@ class UpdateFlags:
     """Flags by optimizer that are set in its groups while it updates."""
 
     def __init__(self) -> None:
-        self._flags: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, bool]] = weakref.WeakKeyDictionary()
+        self._flags: MutableMapping[torch.optim.Optimizer, dict[str, bool]] = WeakIdKeyDictionary()
         self._own: list[tuple[Group, dict[str, Any]]] = []
-        self._handles: weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[str, list[Any]]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._handles: MutableMapping[torch.optim.Optimizer, dict[str, list[Any]]] = WeakIdKeyDictionary()
         """Hooks on the optimizer's checkpoints, by what they put right."""
         self.num_updates = 0
         """Updates made with flags of ours since `engage`."""

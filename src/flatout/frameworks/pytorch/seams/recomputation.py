@@ -10,6 +10,7 @@ its output, and how many blocks were computed again.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -45,12 +46,11 @@ class Recomputed:
         if not harmless or _has_hooks(block):
             return block._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         return checkpoint(
-            block._call_impl,
+            functools.partial(block._call_impl, **kwargs),  # they may be named as some of `checkpoint`
             *args,
             use_reentrant=False,
             preserve_rng_state=False,  # those that PyTorch does not know are kept as well: see `_contexts`
             context_fn=self._contexts,
-            **kwargs,
         )
 
     def _looked_at(self, block: nn.Module, args: Any, kwargs: Any) -> Any:

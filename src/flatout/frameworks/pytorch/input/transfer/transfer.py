@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.weak import WeakIdKeyDictionary
 
 from flatout.frameworks.pytorch.input.items.shadow import EVERY, NUM_FIRST, difference
 from flatout.frameworks.pytorch.input.transfer.ahead import Fetch, Habit, Known, Line, TensorInfo
@@ -62,7 +63,7 @@ class Transfer:
         self._stagings: dict[int, Staging] = {}
         self._known = Known()
         self._seams = Seams(self.arrive)
-        self._lines: weakref.WeakKeyDictionary[Any, Line] = weakref.WeakKeyDictionary()
+        self._lines: MutableMapping[Any, Line] = WeakIdKeyDictionary()  # one of the script's may have no hash
         self._habits: weakref.WeakKeyDictionary[DataLoader[Any], Habit] = weakref.WeakKeyDictionary()
         self._checked: dict[Way, int] = {"staged": 0, "early": 0, "gathered": 0}
         self._num_failures = 0
