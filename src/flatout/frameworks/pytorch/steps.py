@@ -10,7 +10,7 @@ ends of steps.
 from __future__ import annotations
 
 import sys
-import weakref
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from functools import wraps
 from itertools import count
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from flatout.frameworks.pytorch.observe.clock import BASE
 from flatout.frameworks.pytorch.seams.owners import num_optimizers, with_gradients
@@ -45,8 +46,7 @@ class Steps:
     def __init__(self, framework: Any) -> None:
         self._framework = framework
         self.rhythm = StepPeriod()
-        self._known: dict[int, Known] = {}
-        """By `id`, for an optimizer of the script's may have no hash."""
+        self._known: MutableMapping[torch.optim.Optimizer, Known] = WeakIdKeyDictionary()  # which may have no hash
         self._before: UpdateHook | None = None
         self._after: UpdateHook | None = None
         self.coasts = False
@@ -144,12 +144,10 @@ class Steps:
 
     def known_of(self, optimizer: torch.optim.Optimizer) -> Known:
         """What is known of the optimizer; a new one takes the place of one that is gone."""
-        known = self._known.get(id(optimizer))
-        if known is None or known.optimizer() is not optimizer:
-            self._known = {key: one for key, one in self._known.items() if one.optimizer() is not None}
+        known = self._known.get(optimizer)
+        if known is None:
             taken = {one.place for one in self._known.values()}
-            known = Known(weakref.ref(optimizer), next(place for place in count() if place not in taken))
-            self._known[id(optimizer)] = known
+            known = self._known[optimizer] = Known(next(place for place in count() if place not in taken))
         return known
 
     def _begin(self) -> None:
@@ -300,9 +298,8 @@ class Steps:
 
 @dataclass(slots=True)
 class Known:
-    """An optimizer that has updated: which, and its number in the order of updates."""
+    """An optimizer that has updated: its number in the order of updates."""
 
-    optimizer: weakref.ref[torch.optim.Optimizer]
     place: int
     num_groups: int = -1  # when it was met
 
