@@ -138,6 +138,7 @@ QUESTIONS: list[Callable[[Any], Any]] = [
     lambda p: f"{p.detach().mean():.4f}", lambda p: p.topk(2).values.sum(), lambda p: p.detach().cpu().std(),
     lambda p: torch.nn.init.normal_(p, std=0.1).sum(), lambda p: torch.rand_like(p).sum(), lambda p: p.size(1),
     lambda p: torch.nn.init.uniform_(p).sum(), lambda p: p.data.copy_(torch.full((16, 8), 0.5)).sum(),
+    lambda p: f"{p}"[:60], lambda p: torch._foreach_norm([p, torch.ones(3, dtype=torch.complex64)], 2.0)[1].item(),
     lambda p: torch.equal(p, p), lambda p: torch.allclose(p, torch.full((16, 8), 0.5)), lambda p: p.nelement(),
 ]  # fmt: skip
 
@@ -373,7 +374,18 @@ def a_view_that_is_read_after_an_update() -> Trained:
     return found
 
 
+def a_view_that_is_read_after_its_data_was_written_to() -> Trained:
+    model = mlp()
+    found = trained(model)
+    data = model[0].weight.data
+    rows = data[2:4]
+    data.mul_(2)
+    found.said.append(rows.sum().item())
+    return found
+
+
 REFUSED = {
+    a_view_that_is_read_after_its_data_was_written_to: "a copy of rows that ranks have gathered",
     a_view_that_is_written_to: "a copy of rows that ranks have gathered",
     a_view_that_is_read_after_an_update: "a copy of rows that ranks have gathered",
     an_optimizer_of_the_scripts_own: "its step is not PyTorch's",

@@ -141,6 +141,35 @@ def sets_what_was_not_there(x):
     NOT_THERE = float(x.sum())
 
 
+class Tally:
+    @staticmethod
+    def add(x):
+        ROWS.append(x)
+
+    def note(self, x):
+        KEPT["of"] = KEPT["of"] + float(x.sum()) + 1
+
+
+TALLY, SEEN, USAGE = Tally(), {1}, {"usage": [0.0] * 500}
+
+
+def adds_by_a_static_method(x):
+    Tally.add(x)
+
+
+def notes_by_a_method(x):
+    TALLY.note(x)
+
+
+def fills_a_set_anew(x):
+    SEEN.clear()
+    SEEN.add(float(x.sum()))
+
+
+def adds_deep_in_a_long_list(x):
+    USAGE["usage"][3] += 1.0
+
+
 def draws_and_logs(x):
     LOGGER.debug("%s", GENERATOR.gauss(0, 1) + random.gauss(0, 1))
 
@@ -155,7 +184,8 @@ def reads(x):
         (lists, "LISTED"), (calls_a_helper, "KEPT"), (counts, "COUNTED"), (writes_in_place, "LAST"),
         (goes_round, "ROWS"), (sets_a_field, "SETTINGS.temperature"), (sets_within_a_comprehension, "SETTINGS.seen"),
         (sets_a_new_field_that_is_trained, "SETTINGS.aside"), (lists_under_a_name, "LISTS"),
-        (writes_into_a_row, "LISTS"), (is_decorated, "LISTED"),
+        (writes_into_a_row, "LISTS"), (is_decorated, "LISTED"), (adds_by_a_static_method, "ROWS"), (notes_by_a_method, "KEPT"),
+        (fills_a_set_anew, "SEEN"), (adds_deep_in_a_long_list, "USAGE"),
         (calls_another_file, "ROWS"), (sets_a_variable_of_another_file, "LAST"), (adds_to_a_class, "Settings.total"),
         (counts_its_calls, "counts_its_calls.num"), (keeps_what_is_trained, "MASKS"), (keeps_a_mask, None),
         (makes_a_mask_late, None), (draws_and_logs, None), (reads, None),

@@ -129,8 +129,12 @@ def _is_of_bytes(array: Any) -> bool:
 def _of_values(value: Any) -> int:
     """A number that changes with what a container holds."""
     values = tuple(value.items() if isinstance(value, dict) else value)
-    plain = all(type(one) in _VALUES for one in values)  # a hash takes -1 for -2, and 1 for 1.0
-    return zlib.crc32(pickle.dumps(values)) if plain else hash(values)
+    return zlib.crc32(pickle.dumps(values)) if _is_plain(values) else hash(values)  # which takes -1 for -2, 1 for 1.0
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a simple value, or a tuple or list of such, as paths with their labels are."""
+    return type(value) in _VALUES or (type(value) in (tuple, list) and all(map(_is_plain, value)))
 
 
 def _checksum(array: Any) -> int | None:

@@ -60,8 +60,8 @@ def _of(value: Any, depth: int) -> str:
 
 SIMPLE = (bool, int, float, complex, str, bytes)
 
-MOST_ELEMENTS = {2: 1000, 1: 100}
-"""Of larger containers, by the levels below, only the number of elements is compared."""
+MOST_ELEMENTS = 1000
+"""Of larger containers only the number of elements is compared."""
 
 LEAST = 1e-7
 """Numbers that are smaller than this are nought."""
@@ -79,8 +79,10 @@ def copied(value: Any, leaf: Callable[[Any], Any], depth: int = 2) -> Any:
     if not depth or isinstance(value, _OPAQUE) or type(value).__module__ == "numpy":
         return leaf(value)
     if isinstance(value, dict | list | tuple | deque | set):
-        if isinstance(value, set) or len(value) > MOST_ELEMENTS[depth]:
+        if len(value) > MOST_ELEMENTS:
             return len(value)
+        if isinstance(value, set):
+            return frozenset(value)
         if isinstance(value, dict):
             return {name: copied(one, leaf, depth - 1) for name, one in value.items()}
         return [copied(one, leaf, depth - 1) for one in value]

@@ -77,6 +77,10 @@ class OutsideState:
         self._places[id(holder), name] = name, content
         value = content()
         self._follow(value)
+        for kind in (value if issubclass(type(value), type) else type(value)).__mro__:
+            if not _is_foreign(kind.__module__) and not issubclass(kind, torch.nn.Module):
+                for inner in (names | {"__call__"}) & vars(kind).keys():
+                    self._follow(vars(kind)[inner])
         if type(value) is types.ModuleType and not _is_foreign(value.__name__):
             space = vars(value)
             for inner in names & space.keys():
@@ -138,7 +142,7 @@ def is_same(before: Any, after: Any) -> bool:
         return True
     if before is None:
         return not _is_trained(after)
-    if isinstance(before, SIMPLE) and isinstance(after, SIMPLE):
+    if isinstance(before, (*SIMPLE, frozenset)) and isinstance(after, (*SIMPLE, frozenset)):
         return bool(before == after)
     if isinstance(before, dict) and isinstance(after, dict):
         return not _differing(before, after)

@@ -42,7 +42,9 @@ class Parcel:
             ) from problem
         if len(text) > HEAD_BYTES:
             raise NotDivided(
-                "a model cannot be divided into stages", cause=f"{len(devices)} tensors are passed at once"
+                "a model cannot be divided into stages",
+                cause=f"the form of what it returns, {len(devices)} tensors and what else, takes {len(text):,} bytes, "
+                f"and {HEAD_BYTES:,} are passed",
             )
         return torch.frombuffer(bytearray(text.ljust(HEAD_BYTES, b"\0")), dtype=torch.uint8)
 

@@ -1,8 +1,8 @@
 """What does every mode give? Parameters held in its way, and calls that are computed with them: the one protocol.
 
-*Replicate* holds whole parameters (`gradients.py`), *shard* some rows of each (`shards.py`), *tensor* and *pipeline*
-parts with which a rank computes its share of the model (`parts.py`). A batch is cut beside that (`batch.py`). In: calls
-of a kind, and what is known of it. Out: outputs and gradients.
+*Replicate* holds whole parameters (`gradients.py`), *shard* some rows of each (`sharded_parameters.py`), *tensor* and
+*pipeline* parts with which a rank computes its share of the model (`partial_parameters.py`). A batch is cut beside that
+(`batch.py`). In: calls of a kind, and what is known of it. Out: outputs and gradients.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Pattern:
         sizes: Shapes with which it was confirmed.
         num_changes: How often the script had changed something of the module at that time (`later_calls.py`).
         confirmed_at: The call of the module at which that was.
-        is_sampled: Whether samples tell something of it (`samples.py`).
+        is_sampled: Whether samples tell something of it (`sample_independence.py`).
         taken: Of which outputs the script took gradients, the last time.
     """
 

@@ -97,8 +97,10 @@ def parsed_cuda(dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any
 class Seams:
     """Both methods, while somebody wants to know."""
 
-    def __init__(self, arrive: Callable[[torch.Tensor, Target, Callable[[], Any]], Any]) -> None:
-        self._arrive = arrive
+    def __init__(
+        self, arrive: Callable[[torch.Tensor, Target, Callable[[], Any]], Any], leaves: Callable[[], None]
+    ) -> None:
+        self._arrive, self._leaves = arrive, leaves
         self._patches: list[Patch] = []
 
     def install(self) -> None:
@@ -116,14 +118,21 @@ class Seams:
         self._patches = []
 
     def _noticed(self, parse: Parse, original: Any, patch: Patch) -> Seam:
-        arrive = self._arrive
+        arrive, leaves = self._arrive, self._leaves
 
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            found = None
-            if patch.active and type(self) is torch.Tensor and self.is_cpu and not torch.compiler.is_compiling():
-                target = parse(self.dtype, args, kwargs)
-                if target is not None and target[0].type != "cpu":
-                    found = arrive(self, target, lambda: original(self, *args, **kwargs))
+            if torch.compiler.is_compiling() or not patch.active or type(self) is not torch.Tensor:
+                return original(self, *args, **kwargs)
+            goes_on = bool(kwargs.get("non_blocking")) or any(one is True for one in args)
+            if not self.is_cpu and not goes_on:
+                return original(self, *args, **kwargs)
+            target = parse(self.dtype, args, kwargs)
+            is_here = target is None or target[0].type == "cpu"
+            if not self.is_cpu and is_here:
+                leaves()
+            if target is None or is_here or not self.is_cpu:
+                return original(self, *args, **kwargs)
+            found = arrive(self, target, lambda: original(self, *args, **kwargs))
             return original(self, *args, **kwargs) if found is None else found
 
         return Seam(original, method)

@@ -62,7 +62,9 @@ class Transfer:
         self._devices = devices or CudaDevices()
         self._stagings: dict[int, Staging] = {}
         self._known = Known()
-        self._seams = Seams(self.arrive)
+        self._awaited = False
+        """Whether the script may rely on it that copies which the host awaits come after all others."""
+        self._seams = Seams(self.arrive, self.leaves)
         self._lines: MutableMapping[Any, Line] = WeakIdKeyDictionary()  # one of the script's may have no hash
         self._habits: weakref.WeakKeyDictionary[DataLoader[Any], Habit] = weakref.WeakKeyDictionary()
         self._checked: dict[Way, int] = {"staged": 0, "early": 0, "gathered": 0}
@@ -146,12 +148,17 @@ class Transfer:
         here = self._thread == get_ident() and self._pid == os.getpid()
         return here and bool(self.parts) and self.why_not is None and not torch.is_inference_mode_enabled()
 
+    def leaves(self) -> None:
+        """A tensor leaves a device and the host does not wait; perhaps it does with the next copy that it waits for."""
+        self._awaited = True
+
     def arrive(self, tensor: torch.Tensor, target: Target, plain: Callable[[], Any]) -> Any:
         """The tensor on the device that is asked for; None where plain is to copy it."""
-        modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
-        if not self._works or modes or not _is_plain(tensor):
+        if not self._works or not _is_plain(tensor) or not _is_usual():
             return None
         named, goes_on = target
+        if self._awaited and not goes_on:
+            return None
         try:
             device = self._devices(named)
             if device is None or device.capturing():
@@ -232,3 +239,13 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     if tensor.is_quantized or not tensor.numel() or any(getattr(tensor, "names", ())):
         return False
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+def _is_usual() -> bool:
+    """Whether nobody else looks into operations just now: modes, transforms of functions, a trace."""
+    return (
+        not torch._C._len_torch_function_stack()
+        and not torch._C._len_torch_dispatch_stack()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._get_tracing_state() is None
+    )
