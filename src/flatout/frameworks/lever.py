@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
@@ -19,10 +19,10 @@ from flatout.records.ranks import SHARDED_MODES, division
 from flatout.records.trace import PHASES, Levers, Setting
 
 #: When a lever can be engaged or released: between two steps, when a loader starts over, or only in a new process.
-TOGGLES = ("step", "epoch", "process")
+Toggles = Literal["step", "epoch", "process"]
 
 #: How the numerics of a lever are judged.
-CHECKS = ("gradients", "updates", "batches", "none")
+Check = Literal["gradients", "updates", "batches", "none"]
 
 #: Words that mean something else where a lever's name could stand.
 RESERVED = ("free_data", "input", "none", "plain")
@@ -44,8 +44,8 @@ class Lever(ABC):
     class_: ClassVar[LeverClass]
     shortens: ClassVar[tuple[str, ...]]
     """The phases that it can make shorter."""
-    toggles: ClassVar[Literal["step", "epoch", "process"]] = "step"
-    check: ClassVar[Literal["gradients", "updates", "batches", "none"]]
+    toggles: ClassVar[Toggles] = "step"
+    check: ClassVar[Check]
     checks_itself: ClassVar[bool] = False
     """Whether nothing has to be compared beforehand: it gives the script's own batches, or holds those that it makes
     against the script's own as long as the script runs."""
@@ -224,7 +224,7 @@ def verify(lever: Lever) -> None:
         must(bool(getattr(kind, attribute, None)), f"does not state its `{attribute}`")
     for name in (lever.name, *([] if lever.parameter is None else [lever.parameter])):
         must(name.isidentifier() and name not in RESERVED, f"is or takes {name!r}, not an identifier of its own")
-    for attribute, allowed in (("class_", CLASSES), ("toggles", TOGGLES), ("check", CHECKS)):
+    for attribute, allowed in (("class_", CLASSES), ("toggles", get_args(Toggles)), ("check", get_args(Check))):
         value = getattr(lever, attribute)
         must(value in allowed, f"has {value!r} as its `{attribute}`, not one of {', '.join(allowed)}")
     must({*lever.shortens} <= {*PHASES}, f"shortens {lever.shortens!r}, which are not all phases")

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from flatout.records.ceilings import Machine
 from flatout.records.trace import Levers, Setting
 
 #: What a lever may change, from nothing to the model's function; each class includes those before it.
-CLASSES = ("exact", "rounding", "precision", "statistical", "semantics")
 LeverClass = Literal["exact", "rounding", "precision", "statistical", "semantics"]
+CLASSES: tuple[LeverClass, ...] = get_args(LeverClass)
 
 Outcome = Literal["faster", "slower", "no difference", "inconclusive", "disagrees", "failed", "ruled out"]
 
