@@ -15,7 +15,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from flatout.frameworks.pytorch.levers import registry
 from flatout.judge import stats
+from flatout.judge.agreement import Judgement
 from flatout.judge.anatomy import Anatomy
 from flatout.judge.diagnosis import Diagnosis
 from flatout.judge.paired import SCREENING, Extent, Pairs, is_done
@@ -33,10 +34,15 @@ from flatout.records.facts import Facts
 from flatout.records.plan import Candidate, Key, Trial
 from flatout.records.trace import Levers
 from flatout.trials.search import strategy
+from flatout.trials.search.screen import Answer, Ask, screen
 from flatout.trials.search.space import Choice, space_of
 from measuring import RESULTS, write
 
 ENOUGH, MOST_COST = 0.95, 0.25
+MOST_WINDOWS = 120
+DRIFT, REMEMBERED = 0.02, 0.95
+"""The machine's speed drifts from window to window: by how much, and how much of it is left in the next."""
+
 LEVERS = registry()
 
 
@@ -84,6 +90,10 @@ class Grid:
         return sum(_cost_s(row, SCREENING.at[-1]) for row in self.rows.values())
 
 
+def _is_timed(row: Mapping[str, Any]) -> bool:
+    return row["outcome"] == "measured" and bool(row["baseline_step_s"])
+
+
 def _true_ratio(row: Mapping[str, Any]) -> float:
     """Of a set that may become a plan; 0 of others."""
     if row["outcome"] != "measured" or row.get("missing") or not row["baseline_step_s"]:
@@ -110,6 +120,8 @@ class Play:
     trials: list[Trial] = field(default_factory=list)
     costs_s: list[float] = field(default_factory=list)
     """What it had cost after each trial."""
+    num_windows: int = 0
+    drift: float = 0.0
 
     def try_out(self, levers: Levers, to_beat: float = 1.0) -> Trial:
         """A trial as `tune` makes it, from pairs that are drawn among the recorded ones."""
@@ -122,6 +134,26 @@ class Play:
         self.trials.append(trial)
         self.costs_s.append(self.cost_s)
         return trial
+
+    def answer(self, ask: Ask) -> Answer:
+        """A window as the screening of `tune` sees it, drawn among the recorded ones, or a judgement."""
+        row = self.grid.rows.get(Candidate(levers=ask.levers).key)
+        if ask.what != "window":
+            assert row is not None
+            self.cost_s += row.get("judging_s", 0.0)
+            verdict = row.get("agreement", "agrees") or "agrees"
+            return Answer(judgement=Judgement(verdict=verdict, detail=""))
+        self.num_windows += 1
+        self.drift = REMEMBERED * self.drift + self.lots.gauss(0, DRIFT)
+        if row is None and ask.levers:
+            return Answer(failure="not recorded")
+        measured = row if row is not None else self.lots.choice([r for r in self.grid.rows.values() if _is_timed(r)])
+        if not _is_timed(measured):
+            return Answer(failure="broke when it was recorded")
+        self.cost_s += (_cost_s(measured, 1) - measured.get("judging_s", 0.0)) / 2
+        side = "candidate_step_s" if row is not None else "baseline_step_s"
+        step_s = self.lots.choice(measured[side]) / median(measured["baseline_step_s"]) * math.exp(self.drift)
+        return Answer(step_s=step_s, missing=measured.get("missing") or {})
 
     def _measured(self, levers: Levers, row: Mapping[str, Any], to_beat: float) -> Trial:
         recorded = list(zip(row["baseline_step_s"], row["candidate_step_s"], strict=True))
@@ -180,8 +212,24 @@ def ours(play: Play) -> None:
     shuffled = {name: LEVERS[name] for name in names}
     found = (grid.anatomy, grid.diagnosis)
     space = space_of(shuffled, grid.facts, grid.machine, found, Choice())
+    space = replace(space, singles=tuple(one for one in space.singles if one.key in grid.rows))
+    asking = screen(
+        space, lambda: play.num_windows < MOST_WINDOWS, play.lots,
+        fits=lambda levers: Candidate(levers=levers).key in grid.rows,
+    )  # fmt: skip
+    ask = next(asking)
+    try:
+        while True:
+            ask = asking.send(play.answer(ask))
+    except StopIteration as end:
+        play.trials += end.value.trials
+        play.costs_s += [play.cost_s] * len(end.value.trials)
+    best = strategy.best_of(play.trials)
+    if best is not None and strategy.next_candidate(space, play.trials, lambda c: c.key in grid.rows) is not None:
+        play.trials.remove(best)
+        play.try_out(best.levers)
     while (candidate := strategy.next_candidate(space, play.trials, lambda c: c.key in grid.rows)) is not None:
-        play.try_out(candidate.levers, strategy.to_beat(candidate.levers, LEVERS, play.trials))
+        play.try_out(candidate.levers, strategy.to_beat(play.trials))
 
 
 def at_random(play: Play) -> None:

@@ -115,14 +115,6 @@ class Lever(ABC):
         """What it brings as a ratio by what was counted in the plain script; 1 where nothing that counts is known."""
         return 1.0
 
-    def is_rarely_faster_alone(self, settings: Mapping[str, Setting], machine: Machine) -> bool:
-        """Whether a setting is tried after what may be faster by itself."""
-        return False
-
-    def fits_beside(self, settings: Mapping[str, Setting], levers: Levers, num_cores: int) -> bool:
-        """Whether a setting is worth trying beside those of other levers, on so many cores."""
-        return True
-
     def frees(self, facts: Facts, machine: Machine) -> Mapping[str, Mapping[str, Setting]]:
         """By the name of what they take away, settings whose gain is a measured cause."""
         return {}

@@ -20,7 +20,7 @@ from flatout.records.trace import Levers, Setting
 LeverClass = Literal["exact", "rounding", "precision", "statistical", "semantics"]
 CLASSES: tuple[LeverClass, ...] = get_args(LeverClass)
 
-Outcome = Literal["faster", "slower", "no difference", "inconclusive", "disagrees", "failed", "ruled out"]
+Outcome = Literal["faster", "slower", "no difference", "inconclusive", "screened", "disagrees", "failed", "ruled out"]
 
 
 def allows(accepted: str, wanted: str) -> bool:
@@ -79,12 +79,13 @@ class Trial:
 
     Attributes:
         levers: What was engaged.
-        outcome: The verdict in one word.
+        outcome: The verdict in one word; `screened` is none: what windows under many sets tell of this one.
         reason: Why, in one sentence, where the outcome needs one.
         ratio: Baseline step time over the candidate's: above 1 is faster; None where not measured.
         ratio_low: Lower end of the 95 % interval; of fewer than four pairs the smallest ratio.
         ratio_high: Upper end of the 95 % interval; of fewer than four pairs the largest ratio.
         num_pairs: Pairs of windows behind the ratio.
+        num_windows: Windows under all sets behind it, where it was screened.
         num_discarded: Pairs of windows left out: other processes ran, something was compiled, or one paid for a loader
             that started over and the other did not.
         agreement: `agrees`, `disagrees`, `inconclusive` or empty where speed already decided.
@@ -110,6 +111,7 @@ class Trial:
     ratio_low: float | None = None
     ratio_high: float | None = None
     num_pairs: int = 0
+    num_windows: int = 0
     num_discarded: int = 0
     agreement: str = ""
     agreement_detail: str = ""

@@ -102,7 +102,8 @@ def ends(trial: Trial) -> str:
     >>> ends(Trial(levers={}, outcome="inconclusive", ratio=1.28, ratio_low=1.25, ratio_high=1.31, num_pairs=2))
     ''
     """
-    return "" if trial.num_pairs < MIN_PAIRS else interval(trial.ratio_low, trial.ratio_high)
+    too_few = trial.num_pairs < MIN_PAIRS and trial.outcome != "screened"
+    return "" if too_few else interval(trial.ratio_low, trial.ratio_high)
 
 
 def against_itself(result: Result) -> tuple[str, str]:
@@ -128,7 +129,7 @@ def warnings(result: Result) -> tuple[str, ...]:
     found = next((trial for trial in result.trials if _is_chosen(result, trial)), None)
     again = result.winner if result.launched is None else None  # all ranks of a launcher are not one of them
     exclude = (
-        found is not None and again is not None and ends(found) and ends(again)
+        found is not None and again is not None and found.num_pairs and ends(found) and ends(again)
         and max(found.ratio_low or 0.0, again.ratio_low or 0.0) > min(found.ratio_high or 0.0, again.ratio_high or 0.0)
     )  # fmt: skip
     if found is not None and exclude:
@@ -192,6 +193,10 @@ def remark(trial: Trial) -> str:
         rest = trial.agreement_detail or ("" if is_open else "not compared")
     elif trial.outcome == "disagrees":
         rest = trial.agreement_detail or trial.reason
+    elif trial.outcome == "screened" and trial.agreement_detail:
+        head, rest = trial.class_, trial.agreement_detail
+    elif trial.outcome == "screened":
+        return f"from {plural(trial.num_windows, 'window')} under many sets"
     elif trial.outcome not in ("failed", "ruled out", "slower"):
         return (rest or head).removesuffix(".")
     return f"{head}: {rest}".removesuffix(": ").removesuffix(".")  # messages of exceptions may have a full stop
@@ -215,7 +220,9 @@ def mark(trial: Trial) -> Mark:
     """What a trial's verdict looks like; faster with numbers that nobody could compare is not a success."""
     if trial.outcome == "faster":
         return "even" if trial.agreement == "inconclusive" else "yes"
-    if trial.outcome in ("no difference", "inconclusive"):
+    if trial.outcome == "screened" and known(trial.ratio_low) and known(trial.ratio_high):
+        return "yes" if (trial.ratio_low or 0.0) > 1 else "no" if (trial.ratio_high or 0.0) < 1 else "even"
+    if trial.outcome in ("no difference", "inconclusive", "screened"):
         return "even"
     return "never" if trial.outcome == "disagrees" else "no"
 

@@ -265,6 +265,11 @@ def _how_tried(result: Result) -> tuple[str, ...]:
         f"{words.plural(len(result.trials), 'candidate')} in {words.duration(result.trials_s)}, each in a throwaway "
         "copy of the run, in turn with the plain script."
     )
+    if any(trial.outcome == "screened" for trial in result.trials):
+        lead += (
+            " Levers that can be switched while the script runs were screened together: each window ran under a set "
+            "drawn by lot, and what one lever brings is estimated from all windows."
+        )
     if result.num_discarded:
         lead += (
             f" {words.plural(result.num_discarded, 'pair')} of windows discarded, because other processes, a "

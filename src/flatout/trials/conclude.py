@@ -77,7 +77,8 @@ def _verdict(conduct: Conduct, won: Trial | None) -> Literal["faster", "no diffe
     # Nothing came near a gain: the trials themselves say whether that is known.
     unclear = [t for t in conduct.trials if _may_gain(t)]
     quiet = conduct.plain.noise is not None and conduct.plain.noise.verdict == "no difference"
-    return "no difference" if quiet and not unclear and not conduct.stopped else "inconclusive"
+    known = quiet and not unclear and conduct.screened.is_settled
+    return "no difference" if known and not conduct.stopped else "inconclusive"
 
 
 def _input_trial(conduct: Conduct) -> Trial | None:

@@ -31,7 +31,9 @@ from flatout.trials.bench import Bench
 from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget, compiling_s
 from flatout.trials.child_failures import CandidateFailed
 from flatout.trials.joules import Joules
+from flatout.trials.screening import screened
 from flatout.trials.search import strategy
+from flatout.trials.search.screen import Screened
 from flatout.trials.search.space import WORTH_TRYING, Space, begun_with, checks_of, space_of, widest_class
 from flatout.trials.short_runs import Setting
 from flatout.trials.starts import Starts
@@ -73,6 +75,9 @@ FIRST_STEPS = 2.0
 CLOSE_IN_STARTS = 0.1
 """A candidate that is started whole each time is known where its interval reaches no further: pairs are dear, and what
 is chosen is measured again."""
+
+SCREENING_SHARE = 0.6
+"""Of the budget: after so much of it no further window is opened to screen levers."""
 
 LOOK_CLOSER_S = 8.0
 """After the search windows that only the report needs are opened for so long at most; each kind once at the least."""
@@ -117,6 +122,7 @@ class Conduct:
         """The levers of the plan that is there already, which are tried first."""
         self.judging_s = 0.0
         """The longest that comparing numbers took, which nothing ends early."""
+        self.screened = Screened()
         self.tuned_anatomy: Anatomy | None = None
         self.final: Trial | None = None
         self.joules = Joules(self.bench)
@@ -229,6 +235,7 @@ class Conduct:
             self.trials.append(self.try_out(Candidate(levers={})))
             return
         space = begun_with(space, self.own)
+        self._screen(space)
         if strategy.promises_a_process(space):
             self.budget.allow(PROMISED_S)
             self.bench.deadline_s = self.budget.deadline_s()
@@ -247,6 +254,24 @@ class Conduct:
         rest = dict.fromkeys(n for one in space.singles for n in one.levers if n not in known)
         reason = self.stopped or "the search ended before it"
         self.untried += [Untried(lever=name, reason=reason) for name in rest]
+
+    def _screen(self, space: Space) -> None:
+        """Find the best set of what can be switched while the script runs."""
+        self.screened = screened(self.bench, space, self, self._stage, until_s=self.budget.deadline_s(SCREENING_SHARE))
+        self.trials += self.screened.trials
+        best = strategy.best_of(self.trials)
+        if best is not None and strategy.next_candidate(space, self.trials) is not None:  # beside which others stand
+            self._stage(f"{best.label} beside plain")
+            begun_s = time.perf_counter()
+            try:
+                pairs = self._measure(Candidate(levers=best.levers))
+                beside = self._trial_of(best.levers, best.class_, pairs, begun_s)
+            except CandidateFailed as failed:
+                beside = replace(best, outcome="failed", reason=str(failed), ratio=None)
+            known = replace(beside, agreement=best.agreement, agreement_detail=best.agreement_detail)
+            self.trials[self.trials.index(best)] = known
+        for trial in self.trials:
+            self.show.trial(trial)
 
     def _fits(self, candidate: Candidate) -> bool:
         """Whether what is left of the budget suffices for a candidate."""
@@ -299,7 +324,7 @@ class Conduct:
         begun_s = time.perf_counter()
         class_ = widest_class(candidate.levers, self.levers)
         try:
-            judgement, class_ = self._judge_first(candidate, class_)
+            judgement, class_ = self.judge_first(candidate, class_)
             if judgement is not None and judgement.verdict != "agrees":
                 found = Trial(levers=candidate.levers, outcome="inconclusive", class_=class_, reason=judgement.detail)
                 return self._with_agreement(found, judgement, begun_s)
@@ -315,7 +340,7 @@ class Conduct:
             return trial
         return self._with_agreement(trial, judgement, begun_s)
 
-    def _judge_first(self, candidate: Candidate, class_: str) -> tuple[agreement.Judgement | None, str]:
+    def judge_first(self, candidate: Candidate, class_: str) -> tuple[agreement.Judgement | None, str]:
         """Loaders are judged before they are timed, since other items make the timing meaningless.
 
         Returns the judgement where it is the whole of it or a rejection, and the class that the levers really have
@@ -339,10 +364,7 @@ class Conduct:
         """Screen it."""
         levers = candidate.levers
         deadline_s = self.budget.deadline_s() - max(self._reserve_s(), self._room_s)
-        extent = Extent(
-            looks=SCREENING, enough="known", deadline_s=deadline_s,
-            to_beat=strategy.to_beat(levers, self.levers, self.trials),
-        )  # fmt: skip
+        extent = Extent(looks=SCREENING, enough="known", deadline_s=deadline_s, to_beat=strategy.to_beat(self.trials))
         if self._starts_anew(levers):
             extent = replace(extent, close=CLOSE_IN_STARTS, min_pairs=stats.MIN_PAIRS)
         elif self._apart(levers):

@@ -18,10 +18,11 @@ from typing import Literal
 from flatout.errors import FlatoutError, Inconclusive
 from flatout.frameworks.lever import Lever
 from flatout.judge import agreement, paired, stats
+from flatout.judge.agreement import Judgement
 from flatout.judge.anatomy import Account, dissect
 from flatout.judge.causes import WORTHWHILE
 from flatout.judge.diagnosis import NOT_CONCLUDED, Diagnosis
-from flatout.judge.paired import SCREENING, Extent, Pairs
+from flatout.judge.paired import SCREENING, STRETCH, Extent, Pairs
 from flatout.records import plan_file
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
@@ -34,6 +35,7 @@ from flatout.run.run_windows import WindowRequest, WindowResult
 from flatout.trials import conclude
 from flatout.trials.budget import Size, compiling_s, size_for
 from flatout.trials.search import strategy
+from flatout.trials.search.screen import AGREES, Answer, screen
 from flatout.trials.search.space import Choice, Space, checks_of, space_of, widest_class
 
 MOST_LOST_S = 30.0
@@ -144,6 +146,7 @@ class Learning:
     def asking(self) -> Asking:
         """Try what may help, until nothing is left or trying has cost what it may."""
         space = yield from self._space()
+        yield from self._screen(space)
         while (candidate := strategy.next_candidate(space, self.trials)) is not None:
             yield from self._wait_for_quiet()
             if self._num_waits >= MOST_WAITS:
@@ -211,6 +214,49 @@ class Learning:
             self._keep((yield WindowRequest(levers={}, purpose="learn", num_steps=num_steps, limit_s=WAIT_S)))
             self._waited_s += self._last[1] - begun_s
 
+    # -- levers that are switched between two steps --------------------------------------------------------------
+
+    def _screen(self, space: Space) -> Generator[WindowRequest, WindowResult, None]:
+        """Find the best set of them."""
+        asking = screen(space, lambda: not self._is_over(), self._lots)
+        answer: Answer | None = None
+        while True:
+            try:
+                ask = asking.send(answer)  # type: ignore[arg-type]
+            except StopIteration as end:
+                self.trials += end.value.trials
+                break
+            if ask.what == "numbers":
+                answer = Answer(judgement=(yield from self._judge(ask.levers, ask.class_)))
+            elif ask.what == "batches":  # what a step can switch leaves items alone, or looks after them itself
+                answer = Answer(judgement=AGREES)
+            else:
+                answer = yield from self._screening_window(ask.levers)
+        best = strategy.best_of(self.trials)
+        if best is not None and not self._is_over() and strategy.next_candidate(space, self.trials) is not None:
+            pairs = Pairs(noise=self._noise)  # what others that are costly to try stand beside
+            if not (yield from self._measure(best.levers, pairs)):
+                beside = paired.trial_of(pairs, best.levers, best.class_, best.took_s)
+                known = replace(beside, agreement=best.agreement, agreement_detail=best.agreement_detail)
+                self.trials[self.trials.index(best)] = known
+
+    def _screening_window(self, levers: Levers) -> Generator[WindowRequest, WindowResult, Answer]:
+        yield from self._wait_for_quiet()
+        found = yield self._ask(levers, self._size.stretched(self._lots.uniform(1 - STRETCH, 1 + STRETCH)))
+        self._keep(found)
+        if found.failures:
+            return Answer(failure=found.failures[0].message.partition("\n")[0] or found.failures[0].error)
+        window = found.window
+        counts = window is not None and not window.recompilations and window.training_step_s > 0
+        return Answer(
+            step_s=window.training_step_s if window is not None and counts else None,
+            disturbed=(window.foreign_fraction or 0.0) if window is not None else 0.0,
+            missing=found.missing if levers else {}, evidence=found.evidence if levers else {},
+        )  # fmt: skip
+
+    def _is_over(self) -> bool:
+        return self._num_waits >= MOST_WAITS or bool(self._too_dear(Candidate(levers={})))
+
     # -- one candidate -------------------------------------------------------------------------------------------
 
     def _try_out(self, candidate: Candidate) -> Generator[WindowRequest, WindowResult, Trial]:
@@ -226,12 +272,15 @@ class Learning:
             name, why = next(iter(pairs.missing.items()))
             trial = replace(trial, outcome="failed", reason=f"{name} took no effect: {why}")
         elif (trial.ratio or 0.0) > 1.0:
-            trial = yield from self._judged(trial)
+            judgement = yield from self._judge(trial.levers, trial.class_)
+            trial = replace(trial, agreement=judgement.verdict, agreement_detail=judgement.detail)
+            if judgement.verdict == "disagrees":
+                trial = replace(trial, outcome="disagrees", reason=judgement.detail)
         return replace(trial, took_s=self._last[1] - begun_s)
 
     def _measure(self, levers: Levers, pairs: Pairs) -> Generator[WindowRequest, WindowResult, str]:
         """Pairs of windows until the candidate is known well enough; why it failed, or an empty text."""
-        to_beat = strategy.to_beat(levers, self.levers, self.trials)
+        to_beat = strategy.to_beat(self.trials)
         extent = Extent(looks=SCREENING, enough="known", most=2 * SCREENING.at[-1], to_beat=to_beat)
         asked = paired.turns(pairs, extent, self._lots)
         turn = next(asked, None)
@@ -249,22 +298,19 @@ class Learning:
                 yield from self._wait_for_quiet()
         return ""
 
-    def _judged(self, trial: Trial) -> Generator[WindowRequest, WindowResult, Trial]:
+    def _judge(self, levers: Levers, class_: str) -> Generator[WindowRequest, WindowResult, Judgement]:
         """Numbers of the run's own steps under the levers, beside plain; everything is put back afterwards."""
-        compared = {name: s for name, s in trial.levers.items() if not self.levers[name].checks_itself}
+        compared = {name: s for name, s in levers.items() if not self.levers[name].checks_itself}
         checks = tuple(c for c in checks_of(compared, self.levers) if c != "batches")
         points: list[Agreement] = []
-        class_ = trial.class_ if checks else "exact"
         while True:
-            judgement = agreement.judge(points, class_, checks)
+            judgement = agreement.judge(points, class_ if checks else "exact", checks)
             if not checks or (len(points) >= 2 and not agreement.needs_more_points(points, judgement)):
-                break
-            answer = yield WindowRequest(levers=trial.levers, kind="compare", purpose=" ".join(checks))
+                return judgement
+            answer = yield WindowRequest(levers=levers, kind="compare", purpose=" ".join(checks))
             self._keep(answer)
-            none = Agreement(levers=trial.levers, differences=(), missing="no answer came")
+            none = Agreement(levers=levers, differences=(), missing="no answer came")
             points.append(answer.agreement or none)
-        found = replace(trial, agreement=judgement.verdict, agreement_detail=judgement.detail)
-        return replace(found, outcome="disagrees", reason=judgement.detail) if found.agreement == "disagrees" else found
 
     # -- asking, and what it costs -------------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ def space_of(
 ) -> Space:
     """The single candidates worth trying, most promising first, and why the rest is left out."""
     anatomy, diagnosis = found
-    rows: list[tuple[tuple[int, bool, float, int, int], Candidate]] = []
+    rows: list[tuple[tuple[int, float, int, int], Candidate]] = []
     untried: list[Untried] = []
     for lever in levers.values():
         seen = _on_ranks(lever, facts, choice)
@@ -86,10 +86,9 @@ def space_of(
             untried.append(Untried(lever=lever.name, reason=reason or "no other setting than the present one"))
         for settings in tried:
             candidate = Candidate(levers={lever.name: settings}, reason=f"bound {bound:.2f}x")
-            late = lever.is_rarely_faster_alone(settings, machine)
             # of equal bounds the lever that may change more comes first: it is the one that can bring most; of equal
             # ones that which a single trial tells all about, before those with a number to be found
-            rows.append(((_cost(lever), late, -bound, -CLASSES.index(lever.class_), len(tried)), candidate))
+            rows.append(((_cost(lever), -bound, -CLASSES.index(lever.class_), len(tried)), candidate))
     rows.sort(key=lambda row: row[0])
     return Space(
         singles=tuple(c for _, c in rows),

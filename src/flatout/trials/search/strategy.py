@@ -1,16 +1,16 @@
-"""Which candidate next? The search over sets of levers, as plain logic over what has been measured.
+"""Which costly candidate next? What compiles and what needs a process, on top of what was screened.
 
-In: facts, anatomy, diagnosis, the levers' descriptions, and the trials so far. Out: the next `Candidate`, or None.
-Single levers first, cheap ones before those that compile, known partners together even where each alone loses; then
-combinations grown from the best, because levers interact. Nothing here measures.
+In: the levers' descriptions, and the trials so far. Out: the next `Candidate`, or None; and which trial is the best.
+Levers that can be switched while a script runs are not tried one by one: `flatout.trials.search.screen`. Nothing here
+measures.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from flatout.frameworks.lever import Lever, ranks_of
+from flatout.frameworks.lever import ranks_of
 from flatout.records.plan import Candidate, Trial, allows
 from flatout.records.trace import Levers
 from flatout.trials.search.space import (
@@ -28,9 +28,6 @@ from flatout.trials.search.space import (
 
 WORTH_ADDING = 1.01
 """A lever stays in a combination where it makes it at least this much faster."""
-
-NOT_HOPELESS = 0.75
-"""A single lever below this ratio is not added to the best so far; one that loses a little alone may gain there."""
 
 
 def next_candidate(
@@ -75,8 +72,8 @@ def _in_order(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
     takes processes for every step of it, and comes last.
     """
     inside = [t for t in trials if cost_of(t.levers, space.levers) < NEW_PROCESS]
-    own = [space.own] if space.own is not None else []
-    order = [*own, *_cheap(space), *_grown(space, inside)]
+    own = [space.own] if space.own is not None and cost_of(space.own.levers, space.levers) != CHEAP else []
+    order = [*own, *_grown(space, inside)]
     compiled: list[Candidate] = []
     for candidate in space.singles:
         if cost_of(candidate.levers, space.levers) == COMPILED:
@@ -198,37 +195,23 @@ def _still_worth(candidate: Candidate, space: Space, best: Trial | None, trials:
     return lever.worth_after(settings, brought)
 
 
-def _cheap(space: Space) -> list[Candidate]:
-    """The single levers that cost little, each first partner followed by the pairs that it makes."""
-    cheap = [c for c in space.singles if cost_of(c.levers, space.levers) == CHEAP]
-    order = []
-    for single in cheap:
-        order.append(single)
-        for other in cheap:
-            levers = {**single.levers, **other.levers}
-            sensible = all(space.levers[n].fits_beside(one, levers, space.num_cores) for n, one in levers.items())
-            if sensible and _are_partners(single.levers, other.levers, space.levers):
-                order.append(Candidate(levers=levers, reason="gain together what neither gains alone"))
-    return order
-
-
-def _are_partners(first: Levers, second: Levers, known: Mapping[str, Lever]) -> bool:
-    return any(name in known[other].partners for other in first for name in second)
-
-
 def _grown(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
-    """The best so far, with one more lever or pair of partners, or with one lever less; most promising first."""
+    """Where the best has a costly lever: it with one lever less, or with one more that may gain beside it.
+
+    What can be switched in a running process was screened in all combinations, but not beside that.
+    """
     best = best_of(trials)
-    if best is None:
+    if best is None or cost_of(best.levers, space.levers) == CHEAP:
         return []
-    parts = [t for t in trials if usable(t) and t.agreement != "inconclusive" and _is_part(t, space)]
+    alone = [t for t in trials if usable(t) and t.agreement != "inconclusive" and len(t.levers) == 1]
+    parts = [t for t in alone if (t.ratio_high or t.ratio or 0.0) > WORTH_ADDING]
     parts.sort(key=lambda t: -(t.ratio or 0.0))
     found = [
         Candidate(levers={**best.levers, **part.levers}, reason="added to the best so far")
         for part in parts
         if not contains(best.levers, part.levers)
     ]
-    return [*found, *(_less(best, name) for name in best.levers if len(best.levers) > 1)]
+    return [*(_less(best, name) for name in best.levers if len(best.levers) > 1), *found]
 
 
 def _less(best: Trial, name: str) -> Candidate:
@@ -236,22 +219,10 @@ def _less(best: Trial, name: str) -> Candidate:
     return Candidate(levers=rest, reason=f"the best so far without {name}")
 
 
-def _is_part(trial: Trial, space: Space) -> bool:
-    """A lever that is not hopeless alone, or partners that gain together."""
-    if len(trial.levers) == 1:
-        return (trial.ratio or 0.0) >= NOT_HOPELESS
-    pair = len(trial.levers) == 2 and _are_partners(trial.levers, trial.levers, space.levers)
-    return pair and (trial.ratio or 0.0) > WORTH_ADDING
-
-
-def to_beat(levers: Levers, known: Mapping[str, Lever], trials: Sequence[Trial]) -> float:
-    """The ratio below which a set is worth nothing: surely slower than the best so far, and no part of others.
-
-    What a single lever or a pair of partners brings is of use even so: larger sets are made of them.
-    """
+def to_beat(trials: Sequence[Trial]) -> float:
+    """The ratio below which a set is worth nothing: surely slower than the best so far."""
     best = best_of(trials)
-    pair = len(levers) == 2 and _are_partners(levers, levers, known)
-    if best is None or len(levers) < 2 or pair:
+    if best is None:
         return 1.0
     return max((best.ratio or 1.0) if best.ratio_low is None else best.ratio_low, 1.0)
 

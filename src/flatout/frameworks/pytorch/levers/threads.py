@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from flatout.frameworks.lever import Lever
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.trace import Levers, Setting
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
@@ -41,17 +41,6 @@ class Threads(Lever):
         cores = machine.num_cores
         choices = {cores, max(cores // 2, 1), 1}
         return tuple({"num": n} for n in sorted(choices - {facts.num_threads}))
-
-    def is_rarely_faster_alone(self, settings: Mapping[str, Setting], machine: Machine) -> bool:
-        """Fewer threads than cores: what leaves cores idle."""
-        return int(settings["num"]) < machine.num_cores
-
-    def fits_beside(self, settings: Mapping[str, Setting], levers: Levers, num_cores: int) -> bool:
-        """Workers and threads share the cores: as many threads as the workers leave, at least one."""
-        if "workers" not in levers:
-            return True
-        num_workers = int(levers["workers"]["num"])
-        return num_workers > 0 and int(settings["num"]) == max(num_cores - num_workers, 1)
 
     def frees(self, facts: Facts, machine: Machine) -> Mapping[str, Mapping[str, Setting]]:
         """As many threads as cores, where the script has more."""
