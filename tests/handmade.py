@@ -1,8 +1,10 @@
 """Records made by hand, for tests: every field that a test does not care about has a plain value."""
 
+import random
 from dataclasses import replace
 
 from flatout.frameworks.lever import Lever
+from flatout.judge.agreement import Judgement
 from flatout.judge.anatomy import Anatomy
 from flatout.judge.causes import Findings
 from flatout.judge.diagnosis import diagnose
@@ -14,6 +16,8 @@ from flatout.records.difference import Difference
 from flatout.records.facts import Facts, LoaderFacts, ModelFacts, OptimizerFacts
 from flatout.records.plan import PLAN_FORMAT, Plan, Trial
 from flatout.records.trace import Agreement, Header, Window
+from flatout.trials.search.screen import Answer, screen
+from flatout.trials.search.space import clash
 
 HEADER = Header(
     format=1,
@@ -182,3 +186,25 @@ def result(**changes):
         run=".flatout/train-1",
     )
     return Result(**{**fields, **changes})
+
+
+def screened(where, speed, broken=lambda levers: "", limit=200, seed=0):
+    """What comes of screening, and all that it asked for; a step takes a second without levers, and little noise."""
+    lots, asks = random.Random(seed), []
+
+    def answer(ask):
+        asks.append(ask)
+        assert not clash(ask.levers, where)
+        outcome = broken(ask.levers)
+        if ask.what == "window":
+            broke = "it broke" if outcome == "failed" else ""
+            return Answer(step_s=lots.lognormvariate(0, 0.002) / speed(ask.levers), failure=broke)
+        return Answer(judgement=Judgement(verdict="disagrees" if outcome == "disagrees" else "agrees", detail="seen"))
+
+    asking = screen(where, lambda gain: len(asks) < limit, random.Random(seed))
+    try:
+        ask = next(asking)
+        while True:
+            ask = asking.send(answer(ask))
+    except StopIteration as end:
+        return end.value, asks

@@ -55,7 +55,7 @@ def held(name: str, result: Result) -> list[dict[str, Any]]:
     for trial in result.trials:
         if len(trial.levers) != 1 or trial.ratio is None or trial.ratio_low is None:
             continue
-        bound = bound_of(registry()[next(iter(trial.levers))], result.anatomy, result.diagnosis)
+        bound = bound_of(registry()[next(iter(trial.levers))], result.diagnosis)
         row = {
             "example": name,
             "levers": {k: dict(v) for k, v in trial.levers.items()},

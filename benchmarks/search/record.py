@@ -141,11 +141,10 @@ def compiles(levers: Levers, known: Mapping[str, Lever]) -> bool:
 def space_without_bounds(conduct: Conduct) -> Space:
     """What may be tried here without a new process; what the diagnosis rules out is in the grid as well."""
     plain, facts = conduct.plain, conduct.bench.facts
-    assert facts is not None and plain.anatomy is not None and plain.diagnosis is not None
+    assert facts is not None and plain.diagnosis is not None
     toggled = {name: lever for name, lever in conduct.levers.items() if lever.toggles != "process"}
     named = tuple(name for name, lever in toggled.items() if not lever.only_by_name)
-    found = (plain.anatomy, plain.diagnosis)
-    return space_of(toggled, facts, conduct.machine, found, Choice(only=named))
+    return space_of(toggled, facts, conduct.machine, plain.diagnosis, Choice(only=named))
 
 
 def look(conduct: Conduct) -> None:

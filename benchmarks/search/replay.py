@@ -210,11 +210,10 @@ def ours(play: Play) -> None:
     play.lots.shuffle(names)
     grid = play.grid
     shuffled = {name: LEVERS[name] for name in names}
-    found = (grid.anatomy, grid.diagnosis)
-    space = space_of(shuffled, grid.facts, grid.machine, found, Choice())
+    space = space_of(shuffled, grid.facts, grid.machine, grid.diagnosis, Choice())
     space = replace(space, singles=tuple(one for one in space.singles if one.key in grid.rows))
     asking = screen(
-        space, lambda: play.num_windows < MOST_WINDOWS, play.lots,
+        space, lambda gain: play.num_windows < MOST_WINDOWS, play.lots,
         fits=lambda levers: Candidate(levers=levers).key in grid.rows,
     )  # fmt: skip
     ask = next(asking)

@@ -16,8 +16,7 @@ from flatout.report import thinned, tried
 from flatout.report import verdict as said_of
 from flatout.trials.baseline import Baseline
 from flatout.trials.budget import Size
-from flatout.trials.search.space import bound_of
-from handmade import FACTS, anatomy, lever, result, trial, window
+from handmade import FACTS, anatomy, result, trial, window
 from shown import on_page, on_screen
 
 SPENT = {"forward": 0.008, "loss": 0.002, "backward": 0.011, "optimizer": 0.002}
@@ -164,14 +163,6 @@ def test_a_step_that_is_faster_while_it_is_sampled_is_not_the_one_that_the_sampl
 def test_phases_that_sum_to_far_more_than_the_step_are_no_account():
     found = diagnosed({}, {**SPENT, "unattributed": -0.004})
     assert found.binding == "not concluded" and "the phases sum to 21 % more than the step" in found.sentence
-
-
-def test_no_lever_is_ruled_out_by_an_account_that_does_not_close():
-    seen, some = anatomy(SPENT), lever("some", shortens=("optimizer",))
-    assert bound_of(some, seen, diagnosed({})) < 1.2 < 1e9 < bound_of(some, seen, CONTRADICTED)
-    free = Bound(remedy="free data", ratio=1.01, low=1.0, high=1.02, how="", shortens=("data",))
-    measured = replace(CONTRADICTED, bounds=(free,))
-    assert bound_of(lever("workers", shortens=("data",)), seen, measured) == 1.02
 
 
 @pytest.mark.parametrize("command", ["why", "tune"])

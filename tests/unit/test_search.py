@@ -2,20 +2,16 @@
 
 import itertools
 import math
-import random
 
 import pytest
 
 from flatout.frameworks.pytorch.levers import registry as registry_of_levers
-from flatout.judge.agreement import Judgement
 from flatout.judge.diagnosis import Bound, Diagnosis
 from flatout.records.plan import CLASSES, Candidate, Trial, allows
-from flatout.trials.search.screen import Answer, screen
-from flatout.trials.search.space import Choice, Space, begun_with, bound_of, clash, space_of, widest_class
+from flatout.trials.search.space import Choice, Space, begun_with, bound_of, space_of, widest_class
 from flatout.trials.search.strategy import best_of, next_candidate, second_to, to_beat, usable
-from handmade import FACTS, LOADER, MACHINE, anatomy, lever, registry, trial
+from handmade import FACTS, LOADER, MACHINE, lever, registry, screened, trial
 
-ANATOMY = anatomy({"data": 0.3, "forward": 0.3, "backward": 0.3, "optimizer": 0.1})
 DIAGNOSIS = Diagnosis(binding="compute", sentence="compute", evidence=(), bounds=())
 
 
@@ -38,8 +34,13 @@ LEVERS = registry(
 )  # fmt: skip
 
 
-def space(levers=LEVERS, *, choice=None, found=ANATOMY, diagnosis=DIAGNOSIS):
-    return space_of(levers, FACTS, MACHINE, (found, diagnosis), choice or Choice())
+def space(levers=LEVERS, *, choice=None, diagnosis=DIAGNOSIS):
+    return space_of(levers, FACTS, MACHINE, diagnosis, choice or Choice())
+
+
+def free_data(ratio, high):
+    bound = Bound(remedy="free data", ratio=ratio, low=1.0, high=high, how="measured", shortens=("data",))
+    return Diagnosis(binding="input", sentence="input", evidence=(), bounds=(bound,))
 
 
 def product(**factors):
@@ -54,28 +55,6 @@ def product(**factors):
         return ratio
 
     return speed
-
-
-def screened(where, speed, broken=lambda levers: "", limit=200, seed=0):
-    """What comes of screening, and all that it asked for; a step takes a second without levers, and little noise."""
-    lots, asks = random.Random(seed), []
-
-    def answer(ask):
-        asks.append(ask)
-        assert not clash(ask.levers, where)
-        outcome = broken(ask.levers)
-        if ask.what == "window":
-            broke = "it broke" if outcome == "failed" else ""
-            return Answer(step_s=lots.gauss(1, 0.002) / speed(ask.levers), failure=broke)
-        return Answer(judgement=Judgement(verdict="disagrees" if outcome == "disagrees" else "agrees", detail="seen"))
-
-    asking = screen(where, lambda: len(asks) < limit, random.Random(seed))
-    try:
-        ask = next(asking)
-        while True:
-            ask = asking.send(answer(ask))
-    except StopIteration as end:
-        return end.value, asks
 
 
 def conducted(where, speed, broken=lambda levers: "", limit=300):
@@ -313,7 +292,7 @@ def test_no_lever_above_the_accepted_class_is_proposed_and_each_is_named(accept)
 @pytest.mark.parametrize("accept", CLASSES)
 def test_what_changes_the_training_is_never_tried_whatever_is_accepted_for_only_prove_judges_it(accept, only):
     levers = {"batches": lever("batches", class_="semantics", parameter="num")}
-    where = space_of(levers, FACTS, MACHINE, (ANATOMY, DIAGNOSIS), Choice(accept=accept, only=only))
+    where = space_of(levers, FACTS, MACHINE, DIAGNOSIS, Choice(accept=accept, only=only))
     assert not where.singles
     (left,) = where.untried
     assert left.reason == (
@@ -321,17 +300,15 @@ def test_what_changes_the_training_is_never_tried_whatever_is_accepted_for_only_
     )
 
 
-def test_a_lever_whose_phases_are_too_short_is_ruled_out_with_its_bound():
-    found = anatomy({"data": 0.01, "forward": 0.5, "backward": 0.49})
-    where = space(found=found)
+def test_a_lever_whose_cause_was_taken_away_for_nothing_is_ruled_out_with_its_bound():
+    where = space(diagnosis=free_data(0.99, 1.01))
     reasons = {u.lever: u.reason for u in where.untried}
-    assert reasons["workers"] == "ruled out: what it shortens, entirely free, would bring 1.01x"
+    assert reasons["workers"] == "ruled out: free data was measured to bring 1.01x at most"
     assert not any("workers" in c.levers for c in where.singles)
 
 
 def test_a_lever_that_was_named_is_tried_whatever_its_bound():
-    found = anatomy({"data": 0.01, "forward": 0.5, "backward": 0.49})
-    where = space(found=found, choice=Choice(only=("workers",)))
+    where = space(diagnosis=free_data(0.99, 1.01), choice=Choice(only=("workers",)))
     assert [set(c.levers) for c in where.singles] == [{"workers"}, {"workers"}]
     assert {u.reason for u in where.untried if u.lever != "other_seeds"} == {"not among `--levers`"}
 
@@ -382,45 +359,23 @@ def test_of_equal_promises_that_which_one_trial_tells_all_about_comes_first():
     assert names == ["one", "several", "several", "several"]
 
 
-def test_cheap_levers_with_the_largest_bound_come_first():
-    found = anatomy({"data": 0.7, "forward": 0.1, "backward": 0.1, "optimizer": 0.1})
-    names = [next(iter(c.levers)) for c in space(found=found).singles]
-    assert names[0] == "workers" and names[-2:] == ["compile", "affinity"]
+def test_what_can_be_switched_stands_before_what_compiles_and_what_needs_a_process():
+    names = [next(iter(c.levers)) for c in space().singles]
+    assert names[-2:] == ["compile", "affinity"]
 
 
 # -- bounds ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_bound_of_a_lever_is_its_phases_entirely_free():
-    assert bound_of(LEVERS["workers"], ANATOMY, DIAGNOSIS) == pytest.approx(1 / 0.7)
-    assert bound_of(LEVERS["bf16"], ANATOMY, DIAGNOSIS) == pytest.approx(1 / 0.4)
-
-
-def test_time_that_no_phase_explains_may_belong_to_any_lever_that_computes():
-    found = anatomy({"data": 0.2, "forward": 0.3, "backward": 0.3, "unattributed": 0.2})
-    assert bound_of(LEVERS["bf16"], found, DIAGNOSIS) == pytest.approx(1 / 0.2)
-    assert bound_of(LEVERS["workers"], found, DIAGNOSIS) == pytest.approx(1 / 0.8)
-
-
-def test_a_phase_that_was_not_observed_hides_in_what_no_phase_explains():
-    found = anatomy({"data": 0.1, "forward": 0.5, "unattributed": 0.4}, not_observed=("copy",))
-    pinned = lever("pinned", shortens=("data", "copy"))
-    assert bound_of(pinned, found, DIAGNOSIS) == pytest.approx(1 / 0.5)
-
-
-def test_what_cannot_be_seen_at_all_cannot_be_ruled_out():
-    assert bound_of(lever("pinned", shortens=("copy",)), ANATOMY, DIAGNOSIS) == math.inf
+def test_no_share_of_a_phase_rules_a_lever_out():
+    assert bound_of(LEVERS["workers"], DIAGNOSIS) == math.inf == bound_of(LEVERS["bf16"], DIAGNOSIS)
 
 
 def test_a_measured_counterfactual_limits_what_a_loader_lever_can_bring():
-    def with_bound(ratio, high):
-        bound = Bound(remedy="free data", ratio=ratio, low=1.0, high=high, how="measured", shortens=("data",))
-        return Diagnosis(binding="input", sentence="input", evidence=(), bounds=(bound,))
-
-    assert bound_of(LEVERS["workers"], ANATOMY, with_bound(1.1, 1.15)) == pytest.approx(1.15)
-    assert bound_of(LEVERS["workers"], ANATOMY, with_bound(1.1, math.nan)) == pytest.approx(1.1)
-    assert bound_of(LEVERS["workers"], ANATOMY, with_bound(0.9, 0.95)) == 1.0
-    assert bound_of(LEVERS["bf16"], ANATOMY, with_bound(1.1, 1.15)) == pytest.approx(1 / 0.4)
+    assert bound_of(LEVERS["workers"], free_data(1.1, 1.15)) == pytest.approx(1.15)
+    assert bound_of(LEVERS["workers"], free_data(1.1, math.nan)) == pytest.approx(1.1)
+    assert bound_of(LEVERS["workers"], free_data(0.9, 0.95)) == 1.0
+    assert bound_of(LEVERS["bf16"], free_data(1.1, 1.15)) == math.inf
 
 
 # -- the choice -----------------------------------------------------------------------------------------------------
@@ -481,7 +436,7 @@ def test_the_levers_there_are_can_all_be_searched():
     from flatout.frameworks.pytorch.levers import registry as real
 
     levers = real()
-    where = space_of(levers, FACTS, MACHINE, (ANATOMY, DIAGNOSIS), Choice(accept="semantics"))
+    where = space_of(levers, FACTS, MACHINE, DIAGNOSIS, Choice(accept="semantics"))
     conducted(where, lambda levers: 1.05 ** len(levers), limit=2000)
     assert isinstance(where, Space) and LOADER in FACTS.loaders
 

@@ -127,7 +127,7 @@ def test_recorded_grids_are_read_with_all_that_was_known_then(path):
         {name: replay.LEVERS[name] for name in in_grid},
         grid.facts,
         grid.machine,
-        (grid.anatomy, grid.diagnosis),
+        grid.diagnosis,
         Choice(),
     )
     assert not [trial for trial in space.untried if "not looked at" in trial.reason]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from flatout.trials.search.space import Choice, space_of
 from flatout.trials.short_runs import Setting, ShortRun
 from flatout.trials.starts import Starts
 from flatout.trials.terms import Goal, Show, Terms
-from handmade import FACTS, HEADER, MACHINE, MODEL, anatomy, plan, trial
+from handmade import FACTS, HEADER, MACHINE, MODEL, plan, screened, trial
 
 LEVERS = pytorch_levers.registry()
 REPLICATE, SHARD = {"ranks": {"division": "2:replicate"}}, {"ranks": {"division": "2:shard"}}
@@ -205,21 +206,20 @@ NAMES = ("threads", "fused_optimizer", "ranks", "gradient_buckets")
 
 
 def space(facts=LARGE, num_ranks=2, only=NAMES):
-    found = (
-        anatomy({"forward": 0.5, "backward": 0.5}),
-        Diagnosis(binding="compute", sentence="", evidence=(), bounds=()),
-    )
+    found = Diagnosis(binding="compute", sentence="", evidence=(), bounds=())
     return space_of(LEVERS, facts, MACHINE, found, Choice(only=only, num_ranks=num_ranks))
 
 
 def played(seconds, **changes):
     """The search played to its end: each division and each lever is as fast as `seconds` says, multiplied."""
-    trials, asked = [], space(**changes)
+    asked = space(**changes)
+
+    def speed(levers):
+        return math.prod(seconds.get(word, 1.0) for word in label(levers).split())
+
+    trials = list(screened(asked, speed)[0].trials)
     while (candidate := strategy.next_candidate(asked, trials)) is not None and len(trials) < 60:
-        words = [one for one in label(candidate.levers).split() if one != "plain"]
-        ratio = 1.0
-        for word in words:
-            ratio *= seconds.get(word, 1.0)
+        ratio = speed(candidate.levers)
         trials.append(trial(candidate.levers, ratio, "faster" if ratio > 1 else "slower", ratio_low=0.98 * ratio))
     return trials
 

@@ -43,7 +43,6 @@ class Candidate:
     """A set of levers with settings, worth trying."""
 
     levers: Levers
-    reason: str = ""
 
     @property
     def label(self) -> str:

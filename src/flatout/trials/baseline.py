@@ -77,29 +77,33 @@ class Baseline:
         self._counterfactuals: Mapping[str, Comparison] = {}
         self._until_s = budget.deadline_s(0.9)
 
-    def observe(self, noise_pairs: int) -> None:
-        """What decides what is worth trying: noise, anatomy, counterfactuals, and a first diagnosis made from them."""
-        self._stage("plain against plain: how noisy is it here?")
+    def observe(self) -> None:
+        """What decides what is worth trying: anatomy, counterfactuals, and a first diagnosis made from them."""
+        self._stage("where a step goes")
         until_s = min(self.budget.deadline_s(0.2), time.perf_counter() + MOST_WAIT_S)
         if not windows.wait_for_quiet(self.bench, until_s, self._stage):
             self.bench.warnings["other processes kept the machine busy: intervals are wide, windows were discarded"] = (
                 None
             )
-        self._measure_noise(noise_pairs)
-        self._stage("where a step goes")
         self._take_apart()
         if self.bench.facts is not None and self.bench.facts.loaders:
             self._stage("what if data were free?")
         self._counterfactuals = self._measure_counterfactuals()
+        self.baseline = self._seen("baseline", "ends")
         self._diagnose(None, None)
 
-    def look_closer(self, until_s: float) -> None:
-        """What only the report needs: ceilings, samples, reads, census, and the diagnosis made from all of it.
+    def look_closer(self, until_s: float, noise_pairs: int) -> None:
+        """What changes nothing of a search: noise, ceilings, samples, reads, census, and the diagnosis from all of it.
 
         Args:
             until_s: `time.perf_counter` after which nothing is looked at twice.
+            noise_pairs: Pairs of plain windows.
         """
         self._until_s = until_s
+        self._stage("plain against plain: how noisy is it here?")
+        self._measure_noise(noise_pairs)
+        self.accounts["taken apart"] = self._account("anatomy", "phases")
+        self.anatomy = dissect(self._seen("anatomy", "phases"))
         self._stage("this machine's ceilings")
         self.ceilings = self.measure_ceilings()
         self._stage("what does the script do meanwhile?")
@@ -111,7 +115,7 @@ class Baseline:
         self._diagnose(self.census, self.bench.scaling())
 
     def _measure_noise(self, num_pairs: int) -> None:
-        extent = Extent(looks=Looks.alike(num_pairs), enough="all", deadline_s=self.budget.deadline_s(0.3))
+        extent = Extent(looks=Looks.alike(num_pairs), enough="all", deadline_s=self._until_s, min_pairs=stats.MIN_PAIRS)
         measured = windows.measure(self.bench, {}, extent, purpose="baseline")
         self.noise = measured.compare()
         self.bench.noise = stats.scatter(measured.baseline_s, measured.candidate_s)
@@ -125,7 +129,6 @@ class Baseline:
             num_calm += is_calm(window)
             if num_calm == ANATOMY_WINDOWS or time.perf_counter() > self.budget.deadline_s(0.4):
                 break
-        self.accounts["taken apart"] = self._account("anatomy", "phases")
         self.anatomy = dissect(self._seen("anatomy", "phases"))
 
     def _seen(self, purpose: str, observe: str) -> list[Window]:

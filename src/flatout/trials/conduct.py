@@ -178,7 +178,7 @@ class Conduct:
         """
         self.observe()
         if self.command == "why":
-            self.plain.look_closer(self.budget.deadline_s(0.7))
+            self._look_closer(self.budget.deadline_s(0.7))
         for work in (self.try_all, self._choose) if self.command == "tune" else ():
             try:
                 work()
@@ -194,7 +194,10 @@ class Conduct:
         """Measure the best again, and look at what changes nothing of that."""
         self.remeasure()
         if self.goal.exactly is None and self.stopped != STOPPED:
-            self.plain.look_closer(time.perf_counter() + LOOK_CLOSER_S)
+            self._look_closer(time.perf_counter() + LOOK_CLOSER_S)
+
+    def _look_closer(self, until_s: float) -> None:
+        self.plain.look_closer(until_s, self._affordable(NOISE_PAIRS, SCREEN_SHARE, {}))
 
     # -- the plain script ----------------------------------------------------------------------------------------
 
@@ -207,7 +210,7 @@ class Conduct:
         self._stage("warming up")
         self.bench.settle()
         self._fit_budget(self.bench.step_guess_s)
-        self.plain.observe(self._affordable(NOISE_PAIRS, SCREEN_SHARE, {}))
+        self.plain.observe()
 
     def _fit_budget(self, step_s: float, *, patience: float = 1.0) -> None:
         """The budget that suits steps as long as these; refused where even the least of it would not fit."""
@@ -223,9 +226,8 @@ class Conduct:
         """Try candidates until nothing is left, the rest is not worth it, or the budget is spent."""
         plain = self.plain
         facts = self.bench.facts
-        assert facts is not None and plain.anatomy is not None and plain.diagnosis is not None
-        found = (plain.anatomy, plain.diagnosis)
-        space = space_of(self.levers, facts, self.machine, found, self.goal.choice)
+        assert facts is not None and plain.diagnosis is not None
+        space = space_of(self.levers, facts, self.machine, plain.diagnosis, self.goal.choice)
         self.untried = list(space.untried)
         if self.goal.exactly is not None:
             self.trials.append(self.try_out(Candidate(levers=self.goal.exactly)))
@@ -259,19 +261,22 @@ class Conduct:
         """Find the best set of what can be switched while the script runs."""
         self.screened = screened(self.bench, space, self, self._stage, until_s=self.budget.deadline_s(SCREENING_SHARE))
         self.trials += self.screened.trials
+        self.bench.noise = math.sqrt(2) * self.screened.noise
         best = strategy.best_of(self.trials)
         if best is not None and strategy.next_candidate(space, self.trials) is not None:  # beside which others stand
-            self._stage(f"{best.label} beside plain")
-            begun_s = time.perf_counter()
-            try:
-                pairs = self._measure(Candidate(levers=best.levers))
-                beside = self._trial_of(best.levers, best.class_, pairs, begun_s)
-            except CandidateFailed as failed:
-                beside = replace(best, outcome="failed", reason=str(failed), ratio=None)
-            known = replace(beside, agreement=best.agreement, agreement_detail=best.agreement_detail)
-            self.trials[self.trials.index(best)] = known
+            self.trials[self.trials.index(best)] = self.beside_plain(best)
         for trial in self.trials:
             self.show.trial(trial)
+
+    def beside_plain(self, best: Trial) -> Trial:
+        """The best that screening has found, in pairs: what others are put on top of stands beside them."""
+        self._stage(f"{best.label} beside plain")
+        begun_s = time.perf_counter()
+        try:
+            found = self._trial_of(best.levers, best.class_, self._measure(Candidate(levers=best.levers)), begun_s)
+        except CandidateFailed as failed:
+            found = replace(best, outcome="failed", reason=str(failed), ratio=None)
+        return replace(found, agreement=best.agreement, agreement_detail=best.agreement_detail)
 
     def _fits(self, candidate: Candidate) -> bool:
         """Whether what is left of the budget suffices for a candidate."""

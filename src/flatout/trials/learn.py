@@ -13,15 +13,12 @@ import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
-from flatout.errors import FlatoutError, Inconclusive
+from flatout.errors import FlatoutError
 from flatout.frameworks.lever import Lever
 from flatout.judge import agreement, paired, stats
 from flatout.judge.agreement import Judgement
-from flatout.judge.anatomy import Account, dissect
-from flatout.judge.causes import WORTHWHILE
-from flatout.judge.diagnosis import NOT_CONCLUDED, Diagnosis
+from flatout.judge.diagnosis import Diagnosis
 from flatout.judge.paired import SCREENING, STRETCH, Extent, Pairs
 from flatout.records import plan_file
 from flatout.records.ceilings import Machine
@@ -48,8 +45,6 @@ WAIT_S, MOST_WAITS = 3.0, 40
 """Where others use the CPU the run goes on plainly for so long, and is looked at again; so many times in all."""
 
 NUM_PLAIN = 8
-NUM_TAKEN_APART = stats.MIN_PAIRS
-"""With fewer, nobody could tell whether these steps are the plain ones."""
 WINDOW_LIMIT_S = 1.5
 """A window ends here at the latest: a candidate may be many times slower than plain."""
 
@@ -149,10 +144,7 @@ class Learning:
         yield from self._screen(space)
         while (candidate := strategy.next_candidate(space, self.trials)) is not None:
             yield from self._wait_for_quiet()
-            if self._num_waits >= MOST_WAITS:
-                self.stopped = "other processes used the CPU"
-                break
-            self.stopped = self._too_dear(candidate)
+            self.stopped = self._why_over(1.0) or self._too_dear(candidate)
             if self.stopped:
                 break
             self.trials.append((yield from self._try_out(candidate)))
@@ -169,7 +161,7 @@ class Learning:
     # -- the plain run -------------------------------------------------------------------------------------------
 
     def _space(self) -> Generator[WindowRequest, WindowResult, Space]:
-        """Look at the run as it is: how long its steps take, how they differ, and where their time goes."""
+        """Look at the run as it is: how long its steps take, and how they differ."""
         self._resize((yield from self._windows(1)))
         plain = yield from self._windows(NUM_PLAIN)
         self._resize(plain)
@@ -179,24 +171,14 @@ class Learning:
         half = len(times) // 2
         if half > 1:
             self._noise = stats.scatter(times[: 2 * half : 2], times[1 : 2 * half : 2])
-        apart = yield from self._windows(NUM_TAKEN_APART, "phases")
         toggled = {name: lever for name, lever in self.levers.items() if lever.toggles == "step"}
-        try:
-            anatomy = dissect(apart)
-        except Inconclusive:
-            self.stopped = "no step could be taken apart"
-            return Space(singles=(), untried=())
-        account = Account(plain_s=tuple(times), other_s=tuple(w.training_step_s for w in apart if w.training_s > 0))
-        known = replace(UNKNOWN, contradictions=(NOT_CONCLUDED,) if account.is_open(WORTHWHILE) else ())
-        return space_of(toggled, self.facts, self.machine, (anatomy, known), self.choice)
+        return space_of(toggled, self.facts, self.machine, UNKNOWN, self.choice)
 
-    def _windows(
-        self, num: int, observe: Literal["ends", "phases"] = "ends"
-    ) -> Generator[WindowRequest, WindowResult, list[Window]]:
+    def _windows(self, num: int) -> Generator[WindowRequest, WindowResult, list[Window]]:
         """Plain ones."""
         found = []
         for _ in range(num):
-            answer = yield replace(self._ask({}, self._size), observe=observe)
+            answer = yield self._ask({}, self._size)
             self._keep(answer)
             found += [answer.window] if answer.window is not None else []
         return found
@@ -218,13 +200,15 @@ class Learning:
 
     def _screen(self, space: Space) -> Generator[WindowRequest, WindowResult, None]:
         """Find the best set of them."""
-        asking = screen(space, lambda: not self._is_over(), self._lots)
+        asking = screen(space, self._may_go_on, self._lots)
         answer: Answer | None = None
         while True:
             try:
                 ask = asking.send(answer)  # type: ignore[arg-type]
             except StopIteration as end:
                 self.trials += end.value.trials
+                if not end.value.is_settled:
+                    self.stopped = self._why_over(1.0) or "too few windows could be measured"
                 break
             if ask.what == "numbers":
                 answer = Answer(judgement=(yield from self._judge(ask.levers, ask.class_)))
@@ -233,7 +217,7 @@ class Learning:
             else:
                 answer = yield from self._screening_window(ask.levers)
         best = strategy.best_of(self.trials)
-        if best is not None and not self._is_over() and strategy.next_candidate(space, self.trials) is not None:
+        if best is not None and not self.stopped and strategy.next_candidate(space, self.trials) is not None:
             pairs = Pairs(noise=self._noise)  # what others that are costly to try stand beside
             if not (yield from self._measure(best.levers, pairs)):
                 beside = paired.trial_of(pairs, best.levers, best.class_, best.took_s)
@@ -254,8 +238,14 @@ class Learning:
             missing=found.missing if levers else {}, evidence=found.evidence if levers else {},
         )  # fmt: skip
 
-    def _is_over(self) -> bool:
-        return self._num_waits >= MOST_WAITS or bool(self._too_dear(Candidate(levers={})))
+    def _may_go_on(self, gain: float) -> bool:
+        return not self._why_over(gain)
+
+    def _why_over(self, gain: float) -> str:
+        """Why trying ends here, where the best set so far makes steps so many times as fast; empty where it goes on."""
+        if self._num_waits >= MOST_WAITS:
+            return "other processes used the CPU"
+        return self._too_dear(Candidate(levers={}), gain)
 
     # -- one candidate -------------------------------------------------------------------------------------------
 
@@ -331,20 +321,20 @@ class Learning:
                 num_steps, took_s = self._others
                 self._others = num_steps + self._last[0] - before[0], took_s + self._last[1] - before[1]
 
-    def _lost_s(self) -> float:
-        """How much further the run would be, had it had the best set so far from the start."""
+    def _lost_s(self, gain: float = 1.0) -> float:
+        """How much further the run would be, had it had the best set so far, or one of that gain, from the start."""
         if self._first is None or not self._plain_s > 0:
             return 0.0
         best = strategy.best_of(self.trials)
-        step_s = self._plain_s / (best.ratio or 1.0) if best is not None else self._plain_s
+        step_s = self._plain_s / max((best.ratio or 1.0) if best is not None else 1.0, gain)
         num_steps = self._last[0] - self._first[0] - self._others[0]
         return max(self._last[1] - self._first[1] - self._others[1] - num_steps * step_s, 0.0)
 
-    def _too_dear(self, candidate: Candidate) -> str:
+    def _too_dear(self, candidate: Candidate, gain: float = 1.0) -> str:
         """Why trying ends here; empty where it may go on."""
-        more_s = compiling_s(candidate, self.levers, self.facts)
-        if self._lost_s() + more_s >= MOST_LOST_S:
+        more_s, lost_s = compiling_s(candidate, self.levers, self.facts), self._lost_s(gain)
+        if lost_s + more_s >= MOST_LOST_S:
             would = f", and compiling would cost {more_s:.0f} s" if more_s else ""
-            return f"trying has cost {self._lost_s():.0f} s of the {MOST_LOST_S:.0f} s that it may{would}"
+            return f"trying has cost {lost_s:.0f} s of the {MOST_LOST_S:.0f} s that it may{would}"
         took_s = self._last[1] - (self._first or self._last)[1] - self._waited_s
         return f"{took_s:.0f} s were tried" if took_s > MOST_TOOK_S else ""

@@ -42,7 +42,7 @@ def screened(bench: Bench, space: Space, judge: Judge, stage: Callable[[str], No
         stage: Told what is going on.
         until_s: `time.perf_counter` after which no window is opened any more.
     """
-    asking = screen(space, lambda: time.perf_counter() < until_s, bench.lots)
+    asking = screen(space, lambda gain: time.perf_counter() < until_s, bench.lots)
     before: Levers = {}
     num_windows = 0
     try:

@@ -245,6 +245,13 @@ class Effects:
         """The set that is expected to be the fastest."""
         return self._levers(self._best())
 
+    def gain(self) -> float:
+        """How many times as fast as plain the best set should be; 1 where nothing is known."""
+        if not self._seen:
+            return 1.0
+        means = self._means()
+        return math.exp(float(means[0] - means[self._best()]))
+
     def is_settled(self) -> bool:
         """Whether the best is known well enough to be measured beside plain."""
         if len(self._seen) < FIRST_WINDOWS:

@@ -24,6 +24,9 @@ from flatout.trials.search.space import CHEAP, Space, checks_of, clash, contains
 
 AGREES = Judgement(verdict="agrees", detail="")
 
+MOST_VOID = 20
+"""After so many windows in a row that count for nothing no more are asked for."""
+
 NO_EFFECT = 3
 """A lever that shows no effect in so many windows has none."""
 
@@ -49,7 +52,7 @@ class Answer:
     """What was found out.
 
     Attributes:
-        step_s: Seconds of a step; None where the window counts for nothing.
+        step_s: Seconds of a step, above 0; None where the window counts for nothing.
         disturbed: The share of the CPU that others took.
         failure: Why the script broke, or empty.
         missing: By lever why it has shown no effect yet.
@@ -74,11 +77,13 @@ class Screened:
     Attributes:
         trials: What failed and what disagrees, what each lever brings alone, and the best set, where there is one.
         num_windows: Windows that were measured.
+        noise: The standard deviation of the logarithm of one of them.
         is_settled: Whether no other set can be much faster than what was found, plain where nothing was.
     """
 
     trials: tuple[Trial, ...] = ()
     num_windows: int = 0
+    noise: float = 0.0
     is_settled: bool = True
 
 
@@ -87,7 +92,7 @@ Asking = Generator[Ask, Answer, Screened]
 
 def screen(
     space: Space,
-    may_go_on: Callable[[], bool],
+    may_go_on: Callable[[float], bool],
     lots: random.Random,
     fits: Callable[[Levers], bool] = lambda levers: True,
 ) -> Asking:
@@ -95,7 +100,7 @@ def screen(
 
     Args:
         space: The levers; one that the script was tuned to before comes first.
-        may_go_on: Whether there is time for another window.
+        may_go_on: Whether there is time for another window, told what the best set so far should bring over plain.
         lots: Draws the sets.
         fits: Whether a set may run, beyond what levers say of each other.
     """
@@ -111,7 +116,7 @@ def screen(
 
 class _Screen:
     def __init__(
-        self, space: Space, singles: Sequence[Levers], may_go_on: Callable[[], bool], effects: Effects
+        self, space: Space, singles: Sequence[Levers], may_go_on: Callable[[float], bool], effects: Effects
     ) -> None:
         self._space, self._singles, self._may_go_on, self._effects = space, singles, may_go_on, effects
         self._found: list[Trial] = []
@@ -124,6 +129,7 @@ class _Screen:
         self._missed: dict[str, int] = {}
         self._before: Levers = {}
         """The set of the window before."""
+        self._num_void = 0
         self._begun_s = time.perf_counter()
 
     def asking(self) -> Asking:
@@ -133,7 +139,7 @@ class _Screen:
         is_cheap = own is not None and cost_of(own.levers, self._space.levers) == CHEAP
         queue: list[Levers] = [{}, own.levers] if own is not None and is_cheap else []
         while best is None and self._singles:
-            if not self._may_go_on():
+            if self._num_void == MOST_VOID or not self._may_go_on(self._effects.gain()):
                 best = yield from self._judged()
                 continue
             levers = queue.pop(0) if queue else self._effects.next()
@@ -147,7 +153,7 @@ class _Screen:
         each_s = (time.perf_counter() - self._begun_s) / max(len(trials), 1)
         return Screened(
             trials=tuple(replace(trial, took_s=each_s) for trial in trials),
-            num_windows=self._effects.num_windows, is_settled=settled,
+            num_windows=self._effects.num_windows, noise=self._effects.noise, is_settled=settled,
         )  # fmt: skip
 
     def _left(self) -> list[Levers]:
@@ -170,20 +176,22 @@ class _Screen:
             self._missed[name] = self._missed.get(name, 0) + (name not in self._evidence)
             if self._missed[name] == NO_EFFECT and name in levers:
                 self._drop({name: levers[name]}, f"{name} took no effect: {why}")
-        if answer.step_s is not None and answer.step_s > 0:
-            self._effects.saw(levers, answer.step_s, answer.disturbed)
-        return answer.step_s is not None
+        if answer.step_s is None:
+            self._num_void += 1
+            return False
+        self._num_void = 0
+        self._effects.saw(levers, answer.step_s, answer.disturbed)
+        return True
 
-    def _drop(self, levers: Levers, reason: str, judgement: Judgement | None = None) -> None:
+    def _drop(self, levers: Levers, reason: str, judgement: Judgement | None = None, ratio: bool = False) -> None:
+        """A set leaves the design: it broke, or its numbers do not agree; `ratio`: what it brings is known even so."""
         self._effects.drop(levers)
-        verdict, class_ = (judgement.verdict if judgement else ""), self._class_of(levers)
+        found = self._alone(levers) if ratio else Trial(levers=levers, outcome="failed", class_=self._class_of(levers))
         outcome: Literal["failed", "disagrees", "inconclusive"] = "failed"
-        if verdict:
-            outcome = "disagrees" if verdict == "disagrees" else "inconclusive"
-        self._found.append(Trial(
-            levers=levers, outcome=outcome, reason=reason, class_=class_, agreement=verdict,
-            agreement_detail=judgement.detail if judgement else "",
-        ))  # fmt: skip
+        if judgement is not None:
+            outcome = "disagrees" if judgement.verdict == "disagrees" else "inconclusive"
+            found = replace(found, agreement=judgement.verdict, agreement_detail=judgement.detail)
+        self._found.append(replace(found, outcome=outcome, reason=reason))
 
     def _class_of(self, levers: Levers) -> str:
         own = [self._classes.get(name, self._space.levers[name].class_) for name in levers]
@@ -240,9 +248,9 @@ class _Screen:
             for one in alike:
                 apart = (yield Ask(one, "numbers", self._class_of(one))).judgement
                 if apart is not None and apart.verdict != "agrees":
-                    self._drop(one, apart.detail, apart)
+                    self._drop(one, apart.detail, apart, ratio=True)
         if not any(contains(levers, one.levers) for one in self._found):
-            self._drop(levers, judgement.detail, judgement)
+            self._drop(levers, judgement.detail, judgement, ratio=True)
         return None
 
     def _evidence_of(self, levers: Levers) -> dict[str, str]:

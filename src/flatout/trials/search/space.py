@@ -1,6 +1,6 @@
 """What may the search choose from, and how much could each lever bring? Single candidates, with reasons for the rest.
 
-In: facts, anatomy, diagnosis, the levers' descriptions, the user's choice. Out: a `Space`.
+In: facts, a diagnosis, the levers' descriptions, the user's choice. Out: a `Space`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from flatout.frameworks.lever import ONLY_PROVED, Lever, ranks_of, typed, unfit_on_ranks
-from flatout.judge.anatomy import Anatomy
 from flatout.judge.diagnosis import Diagnosis
 from flatout.judge.result import NOT_NAMED, Untried
 from flatout.records.ceilings import Machine
@@ -19,7 +18,9 @@ from flatout.records.plan import CLASSES, Candidate, allows
 from flatout.records.trace import Levers
 
 WORTH_TRYING = 1.02
-"""A lever whose phases, freed entirely, would bring less than this is ruled out."""
+"""A lever whose cause, taken away, was measured to bring less than this is ruled out."""
+
+FREE_DATA = "free data"
 
 WORTH_A_PROCESS = 1.05
 """What a lever that needs a process must promise to be tried before those that compile, of which nobody knows."""
@@ -36,7 +37,6 @@ class Space:
         singles: One candidate per lever and setting, cheap first.
         untried: Levers left out, and why.
         levers: All levers by name.
-        num_cores: Cores that this process may use.
         promised: By lever what it should bring by what was counted, as a ratio; without those of which nobody knows.
         own: What this very script was tuned to before: it comes first, whatever it costs.
     """
@@ -44,7 +44,6 @@ class Space:
     singles: tuple[Candidate, ...]
     untried: tuple[Untried, ...]
     levers: Mapping[str, Lever] = field(default_factory=dict)
-    num_cores: int = 1
     promised: Mapping[str, float] = field(default_factory=dict)
     own: Candidate | None = None
 
@@ -69,32 +68,29 @@ class Choice:
 
 
 def space_of(
-    levers: Mapping[str, Lever], facts: Facts, machine: Machine, found: tuple[Anatomy, Diagnosis], choice: Choice
+    levers: Mapping[str, Lever], facts: Facts, machine: Machine, diagnosis: Diagnosis, choice: Choice
 ) -> Space:
-    """The single candidates worth trying, most promising first, and why the rest is left out."""
-    anatomy, diagnosis = found
+    """The single candidates worth trying, those that cost least first, and why the rest is left out."""
     rows: list[tuple[tuple[int, float, int, int], Candidate]] = []
     untried: list[Untried] = []
     for lever in levers.values():
         seen = _on_ranks(lever, facts, choice)
         reason = left_out(lever, choice) or lever.applies(seen, machine)
-        bound = bound_of(lever, anatomy, diagnosis)
+        bound = bound_of(lever, diagnosis)
         if reason is None and bound < WORTH_TRYING and choice.only is None:
-            reason = f"ruled out: what it shortens, entirely free, would bring {bound:.2f}x"
+            reason = f"ruled out: {FREE_DATA} was measured to bring {bound:.2f}x at most"
         tried = lever.settings(seen, machine) if reason is None else ()
         if not tried:
             untried.append(Untried(lever=lever.name, reason=reason or "no other setting than the present one"))
-        for settings in tried:
-            candidate = Candidate(levers={lever.name: settings}, reason=f"bound {bound:.2f}x")
-            # of equal bounds the lever that may change more comes first: it is the one that can bring most; of equal
-            # ones that which a single trial tells all about, before those with a number to be found
-            rows.append(((_cost(lever), -bound, -CLASSES.index(lever.class_), len(tried)), candidate))
+        # of equal bounds the lever that may change more comes first: it is the one that can bring most; of equal ones
+        # that which a single trial tells all about, before those with a number to be found
+        order = _cost(lever), -bound, -CLASSES.index(lever.class_), len(tried)
+        rows += [(order, Candidate(levers={lever.name: settings})) for settings in tried]
     rows.sort(key=lambda row: row[0])
     return Space(
         singles=tuple(c for _, c in rows),
         untried=tuple(untried),
         levers=dict(levers),
-        num_cores=machine.num_cores,
         promised={n: ratio for _, c in rows for n in c.levers if (ratio := levers[n].promise(facts)) > 1},
     )
 
@@ -143,25 +139,18 @@ def begun_with(space: Space, levers: Levers) -> Space:
         return space
     # with the settings as they are here: a file may say `true` for 1, which is equal
     here = {name: settings for key in keys for name, settings in singles[key].items()}
-    return replace(space, own=Candidate(levers=here, reason="the script's last plan"))
+    return replace(space, own=Candidate(levers=here))
 
 
-def bound_of(lever: Lever, anatomy: Anatomy, diagnosis: Diagnosis) -> float:
-    """The most that a lever can bring: its phases entirely free, and no more than a measured counterfactual allows.
+def bound_of(lever: Lever, diagnosis: Diagnosis) -> float:
+    """The most that a lever can bring, as a ratio, by what was measured with its cause removed; else infinite.
 
-    Time that no phase explains may belong to any, so it counts for every lever that computes.
+    The share of a phase rules nothing out: workers that take the cores from the model make its phases longer, not
+    theirs.
     """
-    hidden = any(phase in anatomy.not_observed for phase in lever.shortens)
-    share = sum(anatomy.share(phase) or 0.0 for phase in lever.shortens)
-    bound = math.inf  # what cannot be seen cannot be ruled out
-    if share > 0 or not hidden:
-        if hidden or set(lever.shortens) & {"forward", "backward", "optimizer"}:
-            share += max(anatomy.share("unattributed") or 0.0, 0.0)
-        bound = 1 / max(1 - share, 1e-3)
-    if diagnosis.contradictions:  # so are these shares not those of the step
-        bound = math.inf
+    bound = math.inf
     for known in diagnosis.bounds:
-        if known.remedy == "free data" and set(lever.shortens) <= {"data"}:
+        if known.remedy == FREE_DATA and set(lever.shortens) <= {"data"}:
             # A worker takes the fetch off the step; the measured counterfactual includes what sharing a core costs.
             bound = min(bound, max(known.ratio if math.isnan(known.high) else known.high, 1.0))
     return bound

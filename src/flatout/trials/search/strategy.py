@@ -103,7 +103,7 @@ def _on_top(candidate: Candidate, space: Space, trials: Sequence[Trial]) -> list
         return []
     if best is None:
         return [candidate]
-    stacked = Candidate(levers=_stacked(candidate.levers, best, space), reason="added to the best so far")
+    stacked = Candidate(levers=_stacked(candidate.levers, best, space))
     broke = any(_is_broken(t) and Candidate(levers=t.levers).key == stacked.key for t in trials)
     return [stacked, candidate] if broke else [stacked]
 
@@ -134,7 +134,7 @@ def _in_new_processes(space: Space, trials: Sequence[Trial], inside: Sequence[Tr
         if seen and (len(group) == 1 or not all(_costs(t, base) for t in seen)):
             continue
         worth = {n: s for one in group if _still_worth(one, space, best, trials) for n, s in one.levers.items()}
-        stacked = Candidate(levers=_stacked(worth, best, space), reason="added to the best so far") if worth else None
+        stacked = Candidate(levers=_stacked(worth, best, space)) if worth else None
         broke = stacked is None or any(_is_broken(t) and contains(stacked.levers, t.levers) for t in trials)
         if stacked is not None and not seen and not broke:
             order.append(stacked)
@@ -207,16 +207,14 @@ def _grown(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
     parts = [t for t in alone if (t.ratio_high or t.ratio or 0.0) > WORTH_ADDING]
     parts.sort(key=lambda t: -(t.ratio or 0.0))
     found = [
-        Candidate(levers={**best.levers, **part.levers}, reason="added to the best so far")
-        for part in parts
-        if not contains(best.levers, part.levers)
+        Candidate(levers={**best.levers, **part.levers}) for part in parts if not contains(best.levers, part.levers)
     ]
     return [*(_less(best, name) for name in best.levers if len(best.levers) > 1), *found]
 
 
 def _less(best: Trial, name: str) -> Candidate:
     rest = {n: s for n, s in best.levers.items() if n != name}
-    return Candidate(levers=rest, reason=f"the best so far without {name}")
+    return Candidate(levers=rest)
 
 
 def to_beat(trials: Sequence[Trial]) -> float:
