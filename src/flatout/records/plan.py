@@ -167,3 +167,5 @@ class Plan:
     """ISO 8601, UTC, to the second."""
     run: str = ""
     """The run folder with the trials behind it."""
+    reason: str = ""
+    """Why nothing is to be changed, and what was tried; empty of a plan with levers."""

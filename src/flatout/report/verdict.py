@@ -80,7 +80,8 @@ def rows(result: Result) -> tuple[Item, ...]:
         found.append(Row(label="stopped", note=f"the search ended early: {result.stopped}"))
     found += [*_cautions(result), *_energy(result), _cost(result)]
     if result.plan_path:
-        found.append(Row(label="plan", value=result.plan_path, tone="command", on="screen"))
+        nothing = "" if result.plan is not None else ": to change nothing, with what was tried"
+        found.append(Row(label="plan", value=result.plan_path, note=nothing, tone="command", on="screen"))
     if result.plan is not None:
         levers = ", ".join(f"`{label({name: how})}`" for name, how in result.plan.levers.items())
         where = f", in `{result.plan_path}`" if result.plan_path else ""

@@ -124,6 +124,24 @@ def plan_of(
     )  # fmt: skip
 
 
+def plan_to_change_nothing(found: Result, script: tuple[str, tuple[str, ...]]) -> Plan:
+    """What a search without a winner becomes: `run` accepts it, and the next reader knows what was tried.
+
+    Args:
+        found: The result.
+        script: Its name and arguments.
+    """
+    tried = ", ".join(dict.fromkeys(trial.label for trial in found.trials if trial.levers)) or "nothing"
+    speed = found.baseline_steps_per_s
+    return Plan(
+        format=PLAN_FORMAT, flatout=__version__, script=script[0], arguments=script[1], levers={}, ratio=1.0,
+        ratio_low=1.0, ratio_high=1.0, num_pairs=0, agreement="exact: nothing is changed", class_="exact",
+        baseline_steps_per_s=speed, tuned_steps_per_s=speed, machine=found.machine, python=found.header.python,
+        framework=found.header.framework, framework_version=found.header.framework_version, created=found.created,
+        run=found.run, reason=f"{found.verdict}; tried: {tried}",
+    )  # fmt: skip
+
+
 def _timeline(windows: list[tuple[str, Window]]) -> list[TimelineStep]:
     found: list[TimelineStep] = []
     offset_s, child, now_s = 0.0, "", 0.0

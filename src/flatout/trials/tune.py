@@ -19,14 +19,14 @@ from flatout.machine import calibrate
 from flatout.machine.read import read_machine
 from flatout.records import plan_file
 from flatout.records.ceilings import Ceilings, Machine
-from flatout.records.plan import CLASSES, PLAN_FILE, allows
+from flatout.records.plan import CLASSES, PLAN_FILE, Plan, allows
 from flatout.records.ranks import RankConfig as RankTerms
 from flatout.records.trace import Levers
 from flatout.run import folder, isolation, on_ranks
 from flatout.run.script import Script, check_source
 from flatout.trials.bench import opened
-from flatout.trials.conclude import result_of
-from flatout.trials.conduct import Conduct
+from flatout.trials.conclude import plan_to_change_nothing, result_of
+from flatout.trials.conduct import STOPPED, Conduct
 from flatout.trials.search.space import Choice, left_out
 from flatout.trials.short_runs import Setting, forget_all
 from flatout.trials.terms import Goal, Show
@@ -74,18 +74,29 @@ def measured(
             conduct.run() if ranks is None else ranks.alone(conduct)
             found = result_of(conduct)
         found = replace(found if ranks is None else ranks.confirm(found), options=_options(typed, plan))
-        if found.plan is None or not write_plan:
+        chosen = found.plan
+        if chosen is None and command == "tune" and conduct.stopped != STOPPED:
+            chosen = _to_change_nothing(found, script, goal, is_there=bool(own))
+        if chosen is None or not write_plan:
             return _saved(found, run_folder)
         former = ranks_of(own, known)
-        if former is not None and goal.choice.num_ranks is None and ranks_of(found.plan.levers, known) is None:
+        if former is not None and goal.choice.num_ranks is None and ranks_of(chosen.levers, known) is None:
             num = former[0]
             show.remark(f"the plan had {num} ranks: `flatout tune --ranks {num}` measures them anew")
         try:
-            plan_file.write(plan_file.seen_from(place, found.plan), place)
+            plan_file.write(plan_file.seen_from(place, chosen), place)
         except FlatoutError:
             _saved(found, run_folder)
             raise
         return _saved(replace(found, plan_path=str(place)), run_folder)
+
+
+def _to_change_nothing(found: Result, script: Script, goal: Goal, *, is_there: bool) -> Plan | None:
+    """Where nothing won; None where a plan is there and may still be right, or no search was asked for."""
+    searched = goal.exactly is None and goal.choice.only != () and not goal.launcher and goal.choice.num_ranks is None
+    if not searched or (is_there and found.verdict != "no difference"):
+        return None
+    return plan_to_change_nothing(found, (script.name, script.arguments))
 
 
 def _planned(script: Script, place: Path) -> Levers:
