@@ -54,7 +54,7 @@ def screened(bench: Bench, space: Space, judge: Judge, stage: Callable[[str], No
                 answer, before = _window(bench, ask.levers, before), ask.levers
             else:
                 stage(f"comparing the numbers of {label(ask.levers)}")
-                answer = _judgement(judge, ask, space)
+                answer, before = _judgement(judge, ask, space), {**before, **ask.levers}
             ask = asking.send(answer)
     except StopIteration as end:
         found: Screened = end.value

@@ -146,7 +146,7 @@ class _Screen:
             if (yield from self._window(levers)) and self._effects.is_settled():
                 best = yield from self._judged()
         settled = not self._singles or (self._effects.num_windows > 0 and self._effects.is_settled())
-        alone = [self._alone(single) for single in self._left()] if self._effects.num_windows else []
+        alone = [self._alone(single) for single in self._left()]
         if best is not None and best.levers:
             alone = [one for one in alone if one.levers != best.levers] + [best]
         trials = [*self._found, *alone]
@@ -157,9 +157,9 @@ class _Screen:
         )  # fmt: skip
 
     def _left(self) -> list[Levers]:
-        """Single levers that are still in the design."""
+        """Single levers that have run, and are still in the design."""
         gone = [trial.levers for trial in self._found]
-        return [single for single in self._singles if single not in gone]
+        return [single for single in self._singles if single in self._works and single not in gone]
 
     def _window(self, levers: Levers) -> Generator[Ask, Answer, bool]:
         """A window under a set; whether it told something."""
@@ -218,7 +218,8 @@ class _Screen:
 
         The window before is looked at too: what it had was taken back in this one.
         """
-        suspects = [one for one in _parts({**self._before, **levers}) if one not in self._works]
+        both = _parts({**self._before, **levers})
+        suspects, levers = [one for one in both if one not in self._works], levers or self._before
         self._before = {}
         if len(suspects) == 1:
             self._drop(suspects[0], failure)
@@ -229,7 +230,7 @@ class _Screen:
                 self._drop(one, broke)
             else:
                 self._works.append(one)
-        if not any(one == trial.levers for one in suspects for trial in self._found):
+        if levers and not any(one == trial.levers for one in suspects for trial in self._found):
             self._drop(levers, failure)
 
     def _judged(self) -> Generator[Ask, Answer, Trial | None]:

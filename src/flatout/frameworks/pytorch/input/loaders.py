@@ -37,6 +37,7 @@ from flatout.guest.tracebacks import hide_ours
 from flatout.records.facts import NOT_LOOKED_AT
 
 if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.input.ahead.ahead import AheadOf
     from flatout.frameworks.pytorch.input.items.parts import InputParts
     from flatout.frameworks.pytorch.input.transfer.transfer import Transfer
     from flatout.frameworks.pytorch.input.worker_check import Checks
@@ -82,6 +83,7 @@ class Loaders:
         self._seeds: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
         """Loaders whose workers the script keeps between passes: the seed of the latest workers."""
         self._copies = Copies()
+        self._known_ahead: weakref.WeakKeyDictionary[DataLoader[Any], AheadOf] = weakref.WeakKeyDictionary()
         self.said: dict[str, None] = {}
         self.checks: weakref.WeakKeyDictionary[DataLoader[Any], Checks] = weakref.WeakKeyDictionary()
 
@@ -190,7 +192,7 @@ class Loaders:
     def may_change(self, loader: DataLoader[Any]) -> bool:
         """Whether the loader's workers can be set without asking it to do what it does not do."""
         return (
-            self._may_open(loader)
+            self.may_open(loader)
             and loader.multiprocessing_context is None
             and getattr(loader, "in_order", True)  # otherwise nobody knows which batches were given when one breaks
             and not isinstance(loader.dataset, IterableDataset)
@@ -198,7 +200,8 @@ class Loaders:
             and not generators_of(loader)  # which workers would move further than the script has got
         )
 
-    def _may_open(self, loader: DataLoader[Any]) -> bool:
+    def may_open(self, loader: DataLoader[Any]) -> bool:
+        """Whether the loader opens its passes as PyTorch's does, and in this process."""
         own = type(loader)
         usual = own.__iter__ is DataLoader.__iter__ and own._get_iterator is DataLoader._get_iterator
         # not in a process that was forked from here, to which the workers do not belong
@@ -220,7 +223,8 @@ class Loaders:
 
     def remarks(self) -> list[str]:
         """What is to be said of workers in the end."""
-        return list(self.said)
+        given_up = {known.why_not: None for known in self._known_ahead.values() if known.why_not}
+        return [*self.said, *(f"batches were not made ahead any more: {why}" for why in given_up)]
 
     def attach(self) -> None:
         """Have passes that are under way ask the parts of the input as well, of which a part was engaged."""
@@ -261,7 +265,26 @@ class Loaders:
             self._parts.attach(loader, opened.iterator)
         if self._transfer is not None:
             self._transfer.attach(loader, opened.iterator)
+        return self._ahead(opened)
+
+    def _ahead(self, opened: Opened) -> Opened:
+        """A pass of which batches may be made ahead."""
+        loader, num = opened.loader, self.settings.get("ahead")
+        if num and not opened.changed and self.may_open(loader) and self._feeds_training(loader):
+            from flatout.frameworks.pytorch.input.ahead.ahead import Ahead, AheadOf, refusal
+
+            known = self._known_ahead.get(loader)
+            if known is None:
+                known = self._known_ahead[loader] = AheadOf()
+                known.why_not = refusal(loader) or ""
+            if not known.why_not:
+                opened.iterator = Ahead(loader, opened.iterator, num, known)
         return opened
+
+    @property
+    def num_ahead(self) -> int:
+        """Batches made ahead that were taken."""
+        return sum(known.num_taken for known in self._known_ahead.values())
 
     def _open(self, loader: DataLoader[Any]) -> Opened:
         if not self.settings or loader in self._refused:
@@ -280,7 +303,7 @@ class Loaders:
     def _settings_for(self, loader: DataLoader[Any]) -> Mapping[str, Any]:
         """What may be changed about this loader; empty where nothing."""
         settings = usable(self.settings, loader)
-        if not settings or not self._may_open(loader):
+        if not settings or not self.may_open(loader):
             return {}
         if settings.get(IN_PROCESS) and self.parts.fused.why_not(loader, for_workers=True) is None:
             return settings

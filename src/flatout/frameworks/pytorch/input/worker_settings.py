@@ -21,6 +21,9 @@ WORKER_ATTRIBUTES = (
 IN_PROCESS = "in_process"
 """The setting that has the batches of the script's workers computed in this process; no attribute of a loader."""
 
+AHEAD = "ahead"
+"""The setting that has processes make batches ahead; no attribute of a loader either."""
+
 KEPT_WORKERS = "its workers are kept between passes, and their random streams with them"
 """Why nothing that draws can be put in the place of such workers."""
 
@@ -41,7 +44,7 @@ def usable(settings: Mapping[str, Any], loader: Any) -> dict[str, Any]:
     Page-locked memory where the script does not use CUDA by now: PyTorch would warn of it where there is no device, and
     begin CUDA for it where there is one.
     """
-    found = dict(settings)
+    found = {name: value for name, value in settings.items() if name != AHEAD}
     if not torch.cuda.is_initialized():
         found.pop("pin_memory", None)
     return found

@@ -12,7 +12,7 @@ from flatout.frameworks.lever import Lever, verify
 
 NAMES = (
     *("numa", "heap", "huge_pages", "expandable_segments", "threads"),
-    *("workers", "fused_fetch", "sample_store", "virtual_workers", "decoded_store", "read_ahead"),
+    *("workers", "ahead", "fused_fetch", "sample_store", "virtual_workers", "decoded_store", "read_ahead"),
     *("pinned_memory", "device_prefetch", "device_store", "cudnn_benchmark", "tf32", "channels_last"),
     *("fused_optimizer", "foreach_optimizer", "attention", "checkpointing", "compile", "bf16", "float8"),
     *("ranks", "gradient_buckets", "bf16_gradients", "checkpoints", "batch_size"),

@@ -61,6 +61,10 @@ class Workers(Lever):
             return "no DataLoader feeds the training"
         if all(loader.iterable for loader in facts.loaders):
             return "an iterable dataset decides itself how workers share it"
+        if not any(loader.num_workers for loader in facts.loaders) and None in (
+            loader.refusal("ahead") for loader in facts.loaders
+        ):
+            return "`ahead` makes batches in processes as well, and draws the script's random numbers"
         if not any(loader.changeable for loader in facts.loaders):
             return (
                 "the loader is of a kind of its own, names its multiprocessing context, gives batches out of order, "

@@ -1,0 +1,224 @@
+"""How does a script without workers get its batches early, and exactly? Speculation with a check.
+
+The first batches of a pass are fetched as plain fetches them, while it is measured how far a batch moves the random
+generators, and the training between two. Then processes are forked that make the following batches, each standing where
+the script will stand if it goes on like this. A batch is taken only where the script's generators stand exactly where
+that process began it, and then they are moved to where it ended; so items, their order and every later random number
+are plain's, to the bit. Else what was made is thrown away, the batch is fetched plainly, and it begins again.
+
+In: the script's own iterator over a loader. Out: its batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from flatout.frameworks.pytorch.input.ahead.generators import Draws, Movements, Place
+from flatout.frameworks.pytorch.input.ahead.process import Items, Made, Wanted
+from flatout.frameworks.pytorch.input.dataset_state import held_open, marks
+from flatout.frameworks.pytorch.input.plain_iterator import GivenOrder
+from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
+from flatout.frameworks.pytorch.input.worker_settings import start_method
+from flatout.frameworks.pytorch.seams.trees import digest
+from flatout.guest.interruptions import is_interruption
+
+MOST_MISSES = 4
+"""After so many in a row it is not tried again."""
+
+MOST_MEASURED = 12
+"""Batches of a pass that are fetched plainly while nothing can be predicted."""
+
+READY = 2
+"""Batches that each process has ready."""
+
+
+class AheadOf:
+    """What is known of one loader."""
+
+    def __init__(self) -> None:
+        self.movements = Movements()
+        self.num_misses = 0
+        self.num_taken = 0
+        self.why_not = ""
+        """Why it is not tried any more; empty where it is."""
+
+    def missed(self, why: str) -> None:
+        """What was made ahead was of no use."""
+        self.num_misses += 1
+        if self.num_misses >= MOST_MISSES:
+            self.give_up(why)
+
+    def give_up(self, why: str) -> None:
+        """Plain from now on."""
+        self.why_not = self.why_not or why
+
+
+def refusal(loader: DataLoader[Any]) -> str | None:
+    """Why no process may make this loader's batches; None where they may."""
+    if loader.num_workers:
+        return "the script has workers"
+    if start_method() != "fork":
+        return f"processes are started by `{start_method()}`, which would not inherit the dataset as it is"
+    if (held := held_open(loader.dataset)) is not None:
+        return f"its dataset holds an open `{held}`, whose position processes would share"
+    return None
+
+
+class Ahead:
+    """The iterator that the script gets.
+
+    Args:
+        loader: Whose batches.
+        plain: The script's own iterator over it.
+        num: How many processes.
+        known: What is known of the loader.
+    """
+
+    def __init__(self, loader: DataLoader[Any], plain: Any, num: int, known: AheadOf) -> None:
+        self._loader, self.plain, self._num, self._known = loader, plain, num, known
+        self._workers: OurWorkers | None = None
+        self._num_given = self._num_measured = 0
+        self._marks: Any = None
+        self._draws_order = True
+        """Whether the sampler draws with the next batch, so that what that draws is not a batch's alone."""
+
+    def __iter__(self) -> Ahead:
+        return self
+
+    def __len__(self) -> int:
+        return len(self.plain)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "plain":  # while being copied
+            raise AttributeError(name)
+        return getattr(self.plain, name)
+
+    def __next__(self) -> Any:
+        if self._workers is None:
+            return self._measured()
+        made = self._next_made(self._workers)
+        if made is None:
+            return self._measured()
+        position = self._num_given
+        if made.before is not None and made.before != Place.now():
+            return self._miss("the training draws random numbers, and not as many from step to step")
+        if self._marks != self._look():
+            return self._miss("the script changes its dataset while a pass is under way")
+        if made.problem:
+            self._known.give_up(f"its code {made.problem}, which a process apart may not")
+            return self._miss(made.problem)
+        self._num_given += 1
+        if (position + 1) & position == 0:  # the 1st, 2nd, 4th, 8th ... is computed here as well
+            return self._compared(made, position)
+        self._taken(made)
+        self.plain._num_yielded += 1
+        return made.batch
+
+    def _next_made(self, workers: OurWorkers) -> Made | None:
+        """The next batch; None where it is to be fetched here, for whatever reason: that raises as plain does."""
+        try:
+            made: Made = next(workers)
+            return made
+        except StopIteration:
+            self._workers = None
+            raise
+        except Exception as problem:
+            if is_interruption(problem):
+                raise
+            self._known.missed(f"a process that makes batches failed: {type(problem).__name__}")
+            self._back()
+            return None
+
+    def _taken(self, made: Made) -> None:
+        if made.after is not None:
+            made.after.put()
+        self._known.num_taken += 1
+        self._known.num_misses = 0
+
+    def _compared(self, made: Made, position: int) -> Any:
+        """The batch as plain computes it, which the one that was made must be."""
+        workers = self._workers
+        assert workers is not None
+        batch = self._plainly(workers._drawn[position].index)
+        same = made.after is None or made.after == Place.now()
+        if not same or digest(batch) != digest(made.batch):
+            self._known.give_up("its items are others in a process apart")
+            self._back()
+        else:
+            self._known.num_taken += 1
+        return batch
+
+    def _plainly(self, index: Any) -> Any:
+        rest = self.plain._sampler_iter
+        self.plain._sampler_iter = iter([index])
+        try:
+            return next(self.plain)
+        finally:
+            self.plain._sampler_iter = rest
+
+    def _miss(self, why: str) -> Any:
+        self._known.missed(why)
+        self._back()
+        return self._measured()
+
+    # -- plain, measured -----------------------------------------------------------------------------------------
+
+    def _measured(self) -> Any:
+        """A batch as plain fetches it; the next ones may be made ahead."""
+        known = self._known
+        if known.why_not or self._num_measured >= MOST_MEASURED:
+            return next(self.plain)
+        before = None if self._draws_order else Place.now()
+        batch = next(self.plain)
+        self._draws_order = False
+        self._num_measured += 1
+        known.movements.saw(before, Place.now())
+        if known.movements.draws_nothing or known.movements.gap is not None:
+            self._begin()
+        return batch
+
+    # -- processes -----------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Fork processes that make the batches after this one."""
+        movements, loader = self._known.movements, self._loader
+        gap = Draws() if movements.draws_nothing else movements.gap
+        assert gap is not None
+        num = self._num if movements.batch is not None else 1  # nobody can stand behind a batch of unknown draws
+        items = Items(loader.dataset, loader.collate_fn, Place.now(), movements.batch, gap)
+        order = (Wanted(number, index) for number, index in enumerate(self.plain._sampler_iter))
+        twin = object.__new__(type(loader))
+        attributes = twin.__dict__
+        attributes.update(vars(loader), dataset=items, collate_fn=items.collate, num_workers=num)
+        attributes.update(prefetch_factor=READY, persistent_workers=False, timeout=0, worker_init_fn=None)
+        attributes.update(generator=torch.Generator().manual_seed(0), _iterator=None)
+        given: Any = GivenOrder(loader._index_sampler, order)
+        attributes["batch_sampler" if loader.batch_sampler is not None else "sampler"] = given
+        try:
+            self._workers = OurWorkers(twin, asked_once=False)
+        except (OSError, RuntimeError) as problem:
+            self._known.give_up(f"no process could be started: {problem}")
+        self._num_given, self._marks = 0, self._look()
+
+    def _look(self) -> Any:
+        return marks(self._loader.dataset, self._loader.collate_fn, closely=False)
+
+    def _back(self) -> None:
+        """Throw away what was made, and have plain go on where the script is."""
+        workers, self._workers = self._workers, None
+        assert workers is not None
+        rest = itertools.islice(workers.order(), self._num_given, None)
+        workers._shutdown_workers()
+        self.plain._sampler_iter = _indices(rest)
+        self._num_measured = 0
+        self._known.movements.forget()
+
+
+def _indices(order: Iterator[Wanted]) -> Iterator[Any]:
+    for wanted in order:
+        yield wanted.index

@@ -1,0 +1,325 @@
+"""Batches made ahead by processes are plain's to the bit, and so is every random number after them; or plain's own."""
+
+import random
+import threading
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import numpy as np  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset, TensorDataset  # noqa: E402
+
+from flatout.frameworks.pytorch.input.ahead.generators import Draws, Movements, Place, skip  # noqa: E402
+from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
+from flatout.frameworks.pytorch.seams.trees import digest  # noqa: E402
+
+NUM, BATCH = 96, 8
+SETTINGS = {"scale": 1.0}
+
+
+class Items(Dataset):
+    """Items whose code does what `what` says."""
+
+    def __init__(self, what="crop"):
+        self.x = torch.arange(NUM * 16, dtype=torch.float32).view(NUM, 4, 4)
+        self.what, self.num, self.seen = what, 0, []
+
+    def __len__(self):
+        return NUM
+
+    def __getitem__(self, i):
+        return getattr(self, self.what)(i), i % 10
+
+    def plain(self, i):
+        return self.x[i] * 2
+
+    def crop(self, i):
+        flip = random.random() < 0.5
+        top = int(torch.randint(0, 3, ()))
+        shift = np.random.rand()
+        return (self.x[i].flip(0) if flip else self.x[i])[top : top + 2] + shift
+
+    def noise(self, i):
+        return self.x[i] + torch.randn(4, 4)
+
+    def odd_noise(self, i):
+        return self.x[i] + torch.randn(())
+
+    def rejection(self, i):
+        return self.x[i] + float(np.random.randint(0, 9))
+
+    def gauss(self, i):
+        return self.x[i] + random.gauss(0, 1) + np.random.randn()
+
+    def only_some(self, i):
+        return self.x[i] + (torch.rand(()) if i % 3 else 0)
+
+    def counts(self, i):
+        self.num += 1
+        return self.x[i] + self.num
+
+    def notes(self, i):
+        self.seen.append(i)
+        return self.x[i]
+
+    def prints(self, i):
+        print(f"item {i}")
+        return self.x[i]
+
+    def settings(self, i):
+        return self.x[i] * SETTINGS["scale"]
+
+    def worker(self, i):
+        return self.x[i] + (torch.utils.data.get_worker_info() is not None)
+
+    def fails(self, i):
+        if i == 77:
+            raise KeyError("item 77")
+        return self.x[i] + torch.rand(())
+
+    def warns(self, i):
+        if i == 5:
+            warnings.warn("an odd item", stacklevel=1)
+        return self.x[i] + torch.rand(())
+
+
+class AtOnce(Items):
+    def __getitems__(self, indices):
+        return [(self.x[i] + torch.rand(()), i) for i in indices]
+
+
+def dropout(step):
+    torch.empty(1000).bernoulli_(0.5)
+
+
+def three(step):
+    random.random(), np.random.rand(3), torch.rand(7)
+
+
+def sometimes(step):
+    if step % 5 == 4:
+        torch.rand(3)
+
+
+def more(step):
+    torch.rand(step + 1)
+
+
+def reseeds(step):
+    torch.manual_seed(step)
+
+
+def nothing(step):
+    pass
+
+
+def seen(loader, training=nothing, epochs=3, num=0, stop=None):
+    """Digests of all batches, what was raised, and where the generators stand; `num` processes, or plainly."""
+    owner = Loaders()
+    problems = []
+    owner.on_failure = lambda stage, problem: problems.append(str(problem))
+    torch.manual_seed(1), np.random.seed(2), random.seed(3)
+    owner.install()
+    if num:
+        owner.change({"ahead": num})
+    found, step = [], 0
+    try:
+        for _ in range(epochs):
+            try:
+                for position, batch in enumerate(loader):
+                    found.append(digest(batch))
+                    training(step)
+                    owner.num_steps += 1
+                    step += 1
+                    if stop is not None and position == stop:
+                        break
+            except KeyError as problem:
+                found.append(repr(problem))
+        found += [torch.rand(1).item(), np.random.rand(), random.random()]
+        return found, owner.num_ahead, [*problems, *owner.remarks()]
+    finally:
+        owner.remove()
+
+
+def loader_of(what, **changes):
+    return DataLoader(Items(what), **{"batch_size": BATCH, "shuffle": True, **changes})
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+@pytest.mark.parametrize("training", [nothing, dropout, three], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("what", ["plain", "crop", "noise", "rejection", "gauss", "only_some", "odd_noise"])
+def test_batches_and_every_later_random_number_are_plains(what, training, num):
+    plain, _, _ = seen(loader_of(what), training)
+    ours, num_taken, problems = seen(loader_of(what), training, num=num)
+    assert ours == plain and not problems
+    if what in ("plain", "crop", "noise"):
+        assert num_taken >= 3 * (NUM // BATCH) - 6, "all but the first three, and one a pass"
+
+
+@pytest.mark.parametrize("training", [sometimes, more, reseeds], ids=lambda one: one.__name__)
+def test_a_training_that_draws_otherwise_from_step_to_step_is_plains(training):
+    assert seen(loader_of("crop"), training, num=2)[0] == seen(loader_of("crop"), training)[0]
+
+
+def test_items_that_draw_nothing_do_not_ask_what_the_training_draws():
+    ours, num_taken, problems = seen(loader_of("plain"), more, num=2)
+    assert ours == seen(loader_of("plain"), more)[0] and num_taken > 24 and not problems
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shuffle": False},
+        {"drop_last": True, "batch_size": 7},
+        {"batch_size": 5},
+        {"batch_size": None, "shuffle": False},
+        {"shuffle": False, "sampler": RandomSampler(range(NUM), generator=torch.Generator().manual_seed(4))},
+        {"shuffle": False, "sampler": RandomSampler(range(NUM), replacement=True, num_samples=60)},
+        {"batch_size": 1, "shuffle": False, "batch_sampler": [[1, 2], [3], [4, 5, 6], [7], [8, 9]] * 4},
+        {"generator": torch.Generator().manual_seed(5)},
+        {"collate_fn": lambda items: {"x": [x for x, _ in items], "label": torch.rand(2)}},
+    ],
+    ids=str,
+)
+def test_orders_and_collations_are_plains(changes):
+    def again():
+        if "generator" in changes:
+            changes["generator"].manual_seed(5)
+        if isinstance(changes.get("sampler"), RandomSampler) and changes["sampler"].generator is not None:
+            changes["sampler"].generator.manual_seed(4)
+        return loader_of("crop", **changes)
+
+    assert seen(again(), dropout, num=2)[0] == seen(again(), dropout)[0]
+
+
+@pytest.mark.parametrize("dataset", [AtOnce(), Subset(Items(), range(10, 90)), TensorDataset(torch.arange(64.0))])
+def test_datasets_of_other_kinds(dataset):
+    def made():
+        return DataLoader(dataset, batch_size=BATCH, shuffle=True)
+
+    assert seen(made(), dropout, num=2)[0] == seen(made(), dropout)[0]
+
+
+@pytest.mark.parametrize("stop", [0, 2, 5])
+def test_a_loop_that_is_left_early_leaves_the_generators_as_plain_does(stop):
+    assert seen(loader_of("crop"), dropout, num=2, stop=stop)[0] == seen(loader_of("crop"), dropout, stop=stop)[0]
+
+
+def test_an_item_that_raises_does_so_where_it_does_in_plain():
+    ours, _, _ = seen(loader_of("fails"), dropout, num=2)
+    plain, _, _ = seen(loader_of("fails"), dropout)
+    assert ours == plain and any("item 77" in str(one) for one in ours)
+
+
+@pytest.mark.parametrize("what", ["counts", "notes"])
+def test_items_that_change_their_dataset_are_plains_and_it_is_said(what):
+    ours, _, problems = seen(loader_of(what), num=2)
+    assert ours == seen(loader_of(what))[0]
+    assert len(problems) == 1 and "changes its dataset" in problems[0]
+
+
+def test_what_items_print_is_printed_once_each(capsys):
+    seen(loader_of("prints", shuffle=True), epochs=1)
+    plain = capsys.readouterr().out
+    _, _, problems = seen(loader_of("prints", shuffle=True), epochs=1, num=2)
+    assert capsys.readouterr().out == plain and "prints" in problems[0]
+
+
+def test_items_that_write_are_left_to_plain(tmp_path, monkeypatch):
+    def writes(self, i):
+        with open(tmp_path / "log", "a") as file:
+            file.write(f"{i}\n")
+        return self.x[i]
+
+    monkeypatch.setattr(Items, "plain", writes)
+    _, _, problems = seen(loader_of("plain"), epochs=1, num=2)
+    assert "writes to a file" in problems[0]
+
+
+def test_items_see_no_worker():
+    assert seen(loader_of("worker"), num=2)[0] == seen(loader_of("worker"))[0]
+
+
+def test_settings_that_the_loop_changes_are_followed():
+    def training(step):
+        SETTINGS["scale"] = 1.0 + step // 12
+
+    plain = seen(loader_of("settings"), training)[0]
+    SETTINGS["scale"] = 1.0
+    assert seen(loader_of("settings"), training, num=2)[0] == plain
+    SETTINGS["scale"] = 1.0
+
+
+def test_two_loops_at_once_are_plains():
+    def zipped(num):
+        owner = Loaders()
+        owner.install()
+        if num:
+            owner.change({"ahead": num})
+        torch.manual_seed(1), np.random.seed(2), random.seed(3)
+        try:
+            found = []
+            for _ in range(2):
+                for one, other in zip(loader_of("crop"), loader_of("noise"), strict=True):
+                    found += [digest(one), digest(other)]
+                    owner.num_steps += 1
+            return [*found, torch.rand(1).item(), random.random()]
+        finally:
+            owner.remove()
+
+    assert zipped(2) == zipped(0)
+
+
+def test_no_process_and_no_thread_is_left_behind():
+    import multiprocessing
+
+    before = threading.active_count()
+    seen(loader_of("crop"), dropout, num=2)
+    seen(loader_of("crop"), dropout, num=2, stop=4)
+    assert not multiprocessing.active_children() and threading.active_count() == before
+
+
+# -- the generators ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [0, 1, 623, 624, 625, 2000])
+@pytest.mark.parametrize("draws", [Draws(), Draws(1), Draws(623, 1, 624), Draws(624, 625, 5), Draws(70_000, 3, 3000)])
+def test_what_was_drawn_is_counted_and_drawn_again(first, draws):
+    torch.manual_seed(first), np.random.seed(first), random.seed(first)
+    skip(Draws(first, first, first))
+    here = Place.now()
+    skip(draws)
+    there = Place.now()
+    assert here.draws_to(there) == draws
+    here.put()
+    assert Place.now() == here
+    skip(draws)
+    assert Place.now() == there
+
+
+def test_a_place_that_drawing_does_not_reach_has_no_number():
+    here = Place.now()
+    skip(Draws(5))
+    later = Place.now()
+    torch.manual_seed(99)
+    assert here.draws_to(Place.now()) is None and later.draws_to(here) is None
+
+
+def test_movements_are_known_when_two_in_a_row_are_alike():
+    known = Movements()
+    known.saw(None, Place.now())
+    for num in (3, 3, 4):
+        assert known.batch is None and known.gap is None
+        skip(Draws(torch=7))
+        before = Place.now()
+        skip(Draws(python=num))
+        known.saw(before, Place.now())
+        if num == 3 and known.batch is not None:
+            assert (known.batch, known.gap) == (Draws(python=3), Draws(torch=7))
+            break
+    skip(Draws(torch=7))
+    before = Place.now()
+    skip(Draws(python=9))
+    known.saw(before, Place.now())
+    assert known.batch is None and known.gap == Draws(torch=7) and not known.draws_nothing
