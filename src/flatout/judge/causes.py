@@ -174,14 +174,26 @@ def believed(counterfactual: Comparison | None, otherwise: float) -> float:
     return min(max(otherwise, counterfactual.low), counterfactual.high)
 
 
+def cores_taken_s(found: Findings) -> float:
+    """Seconds of a step that fetching takes elsewhere in it: workers that have the cores of the model, or its caches.
+
+    That is what a step without fetching was surely measured to be shorter by, beyond the time in which it waits.
+    """
+    free = found.counterfactuals.get("free_data")
+    if free is None or free.verdict != "faster":
+        return 0.0
+    return max(saved(free.ratio) * found.anatomy.step_s - phase_s(found, "data"), 0.0)
+
+
 def causes(found: Findings) -> dict[str, float]:
     """Each cause that can hold a step back, and how many times as fast the step would be without it."""
+    own_s = max(model_s(found) + phase_s(found, "loss") - cores_taken_s(found), 0.0)
     return {
         "input": believed(found.counterfactuals.get("free_data"), uninterrupted(phase_s(found, "data"), found)),
         "optimizer": without(phase_s(found, "optimizer"), found),
         "host synchronisation": without(phase_s(found, "sync"), found),
         # What the step would gain if the model itself cost nothing, on the same scale as the other causes.
-        model_cause(found): without(model_s(found) + phase_s(found, "loss"), found),
+        model_cause(found): without(own_s, found),
         **{
             name: uninterrupted(seconds, found, with_checkpoints_s(found) if name == "checkpoints" else None)
             for name, seconds in interruptions(found).items()

@@ -19,6 +19,7 @@ from flatout.judge.causes import (
     assumed_s,
     believed,
     causes,
+    cores_taken_s,
     data_parts,
     fixed_share,
     interruptions,
@@ -363,7 +364,10 @@ def _sentence(binding: str, parts: Sequence[str], found: Findings) -> str:
     said, slow = CAUSES[binding].sentence, found.slow_steps
     if binding == "input":
         workers = max((loader.num_workers for loader in found.facts.loaders), default=0)
+        taken = cores_taken_s(found) > phase_s(found, "data")
         by = f"by {workers} workers that do not keep up" if workers else "item by item in the training process"
+        if workers and taken:
+            return f"{binding}: {workers} workers on {found.num_cores} cores take them from the model"
         mostly = f"; mostly {' and '.join(parts)}: {'; '.join(PARTS[part] for part in parts)}" if parts else ""
         said = f"batches are built {by} while the model waits{mostly}"
     elif binding == "thread oversubscription":
