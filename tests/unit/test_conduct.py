@@ -11,8 +11,7 @@ from flatout.records.plan import Candidate
 from flatout.run.script import Script
 from flatout.trials.budget import Size
 from flatout.trials.conduct import Conduct
-from flatout.trials.search.space import Choice, Space
-from flatout.trials.search.strategy import next_candidate
+from flatout.trials.search.space import Choice
 from flatout.trials.terms import Goal, Show
 from handmade import FACTS, HEADER, MACHINE, lever, registry, screened, trial, window
 
@@ -152,27 +151,6 @@ def test_what_is_allowed_for_a_promise_is_allowed_to_its_trials_too(conduct, mon
     searched(conduct, monkeypatch, a=1.5, b=1.2)
     assert (conduct.budget.total_s > 120) == promises
     assert conduct.bench.deadline_s == conduct.budget.deadline_s()
-
-
-@pytest.mark.parametrize(
-    ("promised", "left_s", "first"), [(1.5, 200, "a"), (1.5, 100, "heap"), (1.5, 5, "a"), (1.05, 100, "a")]
-)
-def test_a_part_of_the_budget_is_kept_back_for_what_promises_much_and_needs_processes(
-    conduct, monkeypatch, promised, left_s, first
-):
-    levers = registry(lever("a"), lever("heap", toggles="process"))
-    conduct.levers = levers
-    where = Space(
-        singles=tuple(Candidate(levers={name: {}}) for name in levers),
-        untried=(),
-        levers=levers,
-        promised={"heap": promised},
-    )
-    monkeypatch.setattr(type(conduct.budget), "left_s", property(lambda budget: left_s))
-    monkeypatch.setattr(conduct.bench, "start_s", 5.0)
-    assert next_candidate(where, [], conduct._worth(where)).levers == {first: {}}
-    conduct.trials = [trial({"heap": {}}, 1.3)]
-    assert next_candidate(where, conduct.trials, conduct._worth(where)).levers == {"a": {}}
 
 
 @pytest.mark.parametrize(("over_s", "num"), [(10.0, 4), (100.0, 1)])

@@ -124,15 +124,14 @@ def test_a_lever_that_fails_costs_its_trial_alone():
 
 @pytest.mark.usefixtures("agreeing")
 def test_trying_ends_when_it_has_cost_what_it_may():
-    names = [f"even{n}" for n in range(40)]
+    names = [f"even{n}" for n in range(12)]
     evens = [lever(name, shortens=("backward",)) for name in names]
     speed = {"quick": 3.0, **dict.fromkeys(names, 1.001)}
     quick_first = registry(lever("quick", shortens=("forward", "backward")), *evens)
-    learned = Played(levers=quick_first, speed=speed, noise=0.05).to_the_end()
-    assert "trying has cost" in learned.stopped
-    assert learned.lost_s < 1.2 * MOST_LOST_S and "quick" in learned.levers
-    never = Played(levers=registry(*evens), speed=speed, noise=0.05).to_the_end()
-    assert "s were tried" in never.stopped and never.took_s < 1.2 * MOST_TOOK_S
+    learned = Played(levers=quick_first, speed=speed, noise=0.15, step_s=0.4).to_the_end()
+    assert learned.stopped and learned.lost_s < 1.2 * MOST_LOST_S and "quick" in learned.levers
+    never = Played(levers=registry(*evens), speed=speed, noise=0.15, step_s=0.4).to_the_end()
+    assert never.stopped and never.took_s < 1.2 * MOST_TOOK_S and never.lost_s < 1.2 * MOST_LOST_S
 
 
 @pytest.mark.usefixtures("agreeing")
@@ -155,14 +154,14 @@ def test_what_others_take_is_not_what_trying_has_cost():
     run.step_s = lambda levers: calm(levers) * (10 if run.busy(run.now_s) else 1)
     learned = run.to_the_end()
     assert set(learned.levers) == {"quick", "good"} and learned.stopped == ""
-    assert learned.lost_s < 10 < MOST_LOST_S < learned.took_s
+    assert learned.lost_s < 10 < MOST_LOST_S
 
 
 def test_a_run_whose_windows_cannot_be_measured_learns_nothing():
     run = Played()
     run.goes_on = lambda ask: WindowResult(window=None, num_steps=7)
     learned = run.to_the_end()
-    assert learned.levers == {} and learned.stopped == "too few windows could be measured"
+    assert learned.levers == {} and learned.stopped == "its windows do not tell the levers apart"
 
 
 def test_trials_of_a_run_are_like_those_of_tune():

@@ -175,12 +175,12 @@ def believed(counterfactual: Comparison | None, otherwise: float) -> float:
 
 
 def cores_taken_s(found: Findings) -> float:
-    """Seconds of a step that fetching takes elsewhere in it: workers that have the cores of the model, or its caches.
+    """Seconds of a step that fetching takes elsewhere in it: workers that have the cores of the model.
 
     That is what a step without fetching was surely measured to be shorter by, beyond the time in which it waits.
     """
     free = found.counterfactuals.get("free_data")
-    if free is None or free.verdict != "faster":
+    if free is None or free.verdict != "faster" or not any(loader.num_workers for loader in found.facts.loaders):
         return 0.0
     return max(saved(free.ratio) * found.anatomy.step_s - phase_s(found, "data"), 0.0)
 

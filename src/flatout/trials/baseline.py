@@ -102,8 +102,7 @@ class Baseline:
         self._until_s = until_s
         self._stage("plain against plain: how noisy is it here?")
         self._measure_noise(noise_pairs)
-        self.accounts["taken apart"] = self._account("anatomy", "phases")
-        self.anatomy = dissect(self._seen("anatomy", "phases"))
+        self._close_account()
         self._stage("this machine's ceilings")
         self.ceilings = self.measure_ceilings()
         self._stage("what does the script do meanwhile?")
@@ -129,6 +128,11 @@ class Baseline:
             num_calm += is_calm(window)
             if num_calm == ANATOMY_WINDOWS or time.perf_counter() > self.budget.deadline_s(0.4):
                 break
+        self.anatomy = dissect(self._seen("anatomy", "phases"))
+
+    def _close_account(self) -> None:
+        """Hold the step that was taken apart against the plain one."""
+        self.accounts["taken apart"] = self._account("anatomy", "phases")
         self.anatomy = dissect(self._seen("anatomy", "phases"))
 
     def _seen(self, purpose: str, observe: str) -> list[Window]:

@@ -243,10 +243,10 @@ class Bench:
             self.longest_run_steps = max(self.longest_run_steps or 0, end.num_steps)
             self._fit_into_a_run()
             return
+        self.unreleased = unreleased or self.unreleased
         if levers and set(levers) != {"free_data"}:
             raise CandidateFailed(unreleased or end.sentence())
         if unreleased:  # a fresh child is plain; whose lever it was is judged by whoever engaged it
-            self.unreleased = unreleased
             return
         if self._endless and end.failure is not None and not end.hung:
             # Perhaps it counts its steps and refuses more than it has; let it end by itself from now on.

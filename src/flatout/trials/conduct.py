@@ -50,9 +50,6 @@ PROMISED_S = 170.0
 """The budget, where nothing was asked for, with a lever that needs a process and promises to be worth it. The last pair
 of processes may end some seconds later, and three minutes are the most that is promised."""
 
-WORTH_ROOM = 1.1
-"""What a lever that needs a process must promise for part of the budget to be kept back for it."""
-
 FINAL_PAIRS = 16
 MOST_FINAL_PAIRS = 30
 FEWEST_FINAL_PAIRS = SCREEN_PAIRS
@@ -116,8 +113,6 @@ class Conduct:
         self.untried: list[Untried] = []
         self.stopped = ""
         self.short_budget_s: float | None = None
-        self._room_s = 0.0
-        """What is kept back of the budget for a lever that promises much, seconds."""
         self.own: Levers = {}
         """The levers of the plan that is there already, which are tried first."""
         self.judging_s = 0.0
@@ -288,25 +283,9 @@ class Conduct:
         return least_s + compiling_s(candidate, self.levers, self.bench.facts, self.trials)
 
     def _worth(self, space: Space) -> Callable[[Candidate], bool]:
-        """Whether a candidate is to be tried.
-
-        The budget must bear the former plan, which is not the cheapest that is left. All must leave what trying a lever
-        that promises much takes, and measuring it again, but where none fits, where such a set has been tried, and for
-        those that need processes themselves.
-        """
+        """Whether a candidate is to be tried: the budget must bear the former plan, which is not the cheapest left."""
         own = None if space.own is None else space.own.key
-        self._room_s, spare_s = 0.0, math.inf
-        promised = [one for one in strategy.promised_processes(space, WORTH_ROOM) if self._fits(one)]
-        if promised and not any(self._apart(trial.levers) for trial in self.trials):
-            self._room_s = min(self._least_s(one) + PROCESS_PAIRS * self._pair_s(one.levers) for one in promised)
-            spare_s = self.budget.left_s - self._room_s
-
-        def worth(candidate: Candidate) -> bool:
-            if candidate.key == own and not self._fits(candidate):
-                return False
-            return bool(self._apart(candidate.levers)) or self._least_s(candidate) <= spare_s
-
-        return worth
+        return lambda candidate: candidate.key != own or self._fits(candidate)
 
     def _reserve_s(self) -> float:
         """What measuring the best again will take."""
@@ -368,7 +347,7 @@ class Conduct:
     def _measure(self, candidate: Candidate) -> Pairs:
         """Screen it."""
         levers = candidate.levers
-        deadline_s = self.budget.deadline_s() - max(self._reserve_s(), self._room_s)
+        deadline_s = self.budget.deadline_s() - self._reserve_s()
         extent = Extent(looks=SCREENING, enough="known", deadline_s=deadline_s, to_beat=strategy.to_beat(self.trials))
         if self._starts_anew(levers):
             extent = replace(extent, close=CLOSE_IN_STARTS, min_pairs=stats.MIN_PAIRS)

@@ -133,6 +133,8 @@ class Learning:
     _last: tuple[int, float] = (0, 0.0)
     _others: tuple[int, float] = (0, 0.0)
     """Steps and time of windows that others disturbed: what they took is not what trying has cost."""
+    _over: str = ""
+    """Why no more windows are asked for."""
     _busy: bool = False
     _num_waits: int = 0
     _waited_s: float = 0.0
@@ -208,7 +210,7 @@ class Learning:
             except StopIteration as end:
                 self.trials += end.value.trials
                 if not end.value.is_settled:
-                    self.stopped = self._why_over(1.0) or "too few windows could be measured"
+                    self.stopped = self._over or "its windows do not tell the levers apart"
                 break
             if ask.what == "numbers":
                 answer = Answer(judgement=(yield from self._judge(ask.levers, ask.class_)))
@@ -239,7 +241,8 @@ class Learning:
         )  # fmt: skip
 
     def _may_go_on(self, gain: float) -> bool:
-        return not self._why_over(gain)
+        self._over = self._why_over(gain)
+        return not self._over
 
     def _why_over(self, gain: float) -> str:
         """Why trying ends here, where the best set so far makes steps so many times as fast; empty where it goes on."""

@@ -71,9 +71,9 @@ def _window(bench: Bench, levers: Levers, before: Levers) -> Answer:
     try:
         window = bench.window(levers, purpose=purpose, skip=skip, num_steps=size.num_steps)
     except CandidateFailed as failed:
-        return Answer(failure=str(failed))
+        return Answer(failure=str(failed), at_release=bool(bench.unreleased))
     if bench.unreleased:
-        return Answer(failure=bench.unreleased)
+        return Answer(failure=bench.unreleased, at_release=True)
     if not levers:
         bench.resize_after(window)
     counts = window.recompilations == 0 and window.training_step_s > 0

@@ -38,8 +38,11 @@ OWN_SD, PAIR_SD, PARTNERS_SD, SET_SD = 0.4, 0.2, 0.4, 0.04
 NOISES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
 """The noise of a window is the likeliest of these."""
 
-DRIFT, REMEMBERED = 0.5, 0.9
-"""The machine's drift as a share of the noise, and how much of it is left in the next window."""
+USUAL_NOISE = 0.03
+"""What it was on shared machines, within a factor of two."""
+
+DRIFTS, REMEMBERED = (0.5, 2.0), 0.9
+"""What comes to the machine's drift from window to window is one of these times the noise; what is left of it."""
 
 FIRST_WINDOWS = 8
 """So many are drawn for what they tell, before any is drawn for being fast."""
@@ -51,8 +54,14 @@ SLACK = 0.02
 SURE = 0.9
 """A set is known to be the best where it is so likely that none is faster by more than `SLACK`."""
 
-MOST_SETS = 2048
-DRAWS = 256
+MOST_SETS = 1024
+DRAWS = 128
+
+ALL_PAIRS = 14
+"""Of more levers only partners are taken to bring something together beyond what each brings."""
+
+LIKELY = 0.8
+"""A lever has its place in the best set where it is so likely to be worth it."""
 
 
 class Effects:
@@ -76,14 +85,16 @@ class Effects:
         self._random = np.random.default_rng(lots.randrange(2**32))
         self._options = [_option(single) for single in singles]
         names = [name for name, _ in self._options]
-        both = itertools.combinations(range(len(singles)), 2)
-        self._pairs = [(i, j) for i, j in both if names[i] != names[j]]
-        pair_sd = [PARTNERS_SD if are_partners(singles[i], singles[j]) else PAIR_SD for i, j in self._pairs]
+        both = [(i, j) for i, j in itertools.combinations(range(len(singles)), 2) if names[i] != names[j]]
+        partners = {(i, j) for i, j in both if are_partners(singles[i], singles[j])}
+        self._pairs = both if len(singles) <= ALL_PAIRS else sorted(partners)
+        pair_sd = [PARTNERS_SD if pair in partners else PAIR_SD for pair in self._pairs]
         self._prior = np.array([1.0] + [OWN_SD] * len(singles) + pair_sd) ** 2
         self._sets: list[frozenset[int]] = []
         self._numbers: dict[frozenset[int], int] = {}
         self._features = np.empty((0, len(self._prior)))
         self._dropped: list[frozenset[int]] = []
+        self._allowed: list[bool] = []
         self._fill()
         self._seen: list[int] = []
         """The set of each window."""
@@ -136,15 +147,20 @@ class Effects:
 
     def _may(self) -> NDArray[np.bool_]:
         """Which sets are left."""
-        return np.array([not any(part <= members for part in self._dropped) for members in self._sets])
+        new = self._sets[len(self._allowed) :]
+        self._allowed += [not any(part <= members for part in self._dropped) for members in new]
+        return np.array(self._allowed)
 
     def _left(self, logs: Array) -> Array:
         """Logarithms of all sets, of which a larger one must earn its size, and none is chosen that is out."""
-        return np.where(self._may(), logs + WORTH_ADDING * np.array([len(one) for one in self._sets]), math.inf)
+        return np.where(
+            self._may(), logs + WORTH_ADDING * self._features[:, 1 : 1 + len(self._options)].sum(axis=1), math.inf
+        )
 
     def drop(self, levers: Levers) -> None:
         """Leave out every set that contains these levers: they broke, took no effect, or their numbers disagree."""
         self._dropped.append(self._members(levers))
+        self._allowed = []
 
     # -- what is known ---------------------------------------------------------------------------------------------
 
@@ -178,16 +194,17 @@ class Effects:
         explained = (seen * self._prior) @ seen.T + SET_SD**2 * same
         likeliest = -math.inf
         spread = 1.0 + (np.array(self._disturbed) / 0.05) ** 2
-        for noise in NOISES:
+        for noise, drifting in itertools.product(NOISES, DRIFTS):
             weights = spread
             for _ in range(3):  # noise with heavy tails: a burst that fell into a window counts for less
-                drift = (DRIFT * noise) ** 2 * REMEMBERED**far
+                drift = (drifting * noise) ** 2 * REMEMBERED**far
                 own = drift + np.diag(noise**2 * weights)
                 lower = np.linalg.cholesky(explained + own)
                 solved = np.linalg.solve(lower.T, np.linalg.solve(lower, y))
                 residual = (noise**2 * weights * solved) ** 2 / (noise**2 * weights)
                 weights = spread * (5.0 + residual) / 5.0 if len(y) >= 4 else spread
-            fit = float(-0.5 * y @ solved - np.log(np.diag(lower)).sum())
+            unusual = (math.log(noise) - math.log(USUAL_NOISE)) / 0.7  # few windows alone would fit themselves
+            fit = float(-0.5 * y @ solved - np.log(np.diag(lower)).sum()) - 0.5 * unusual**2
             if fit > likeliest:
                 likeliest, self.noise = fit, noise
                 self._lower, self._solved, self._noise = lower, solved, np.linalg.cholesky(own)
@@ -196,8 +213,7 @@ class Effects:
     def _means(self) -> Array:
         """The expected logarithm of every set."""
         means: Array = self._features @ self._weights
-        for number in {*self._seen}:
-            means[number] += SET_SD**2 * sum(s for n, s in zip(self._seen, self._solved, strict=True) if n == number)
+        np.add.at(means, self._seen, SET_SD**2 * self._solved)
         return means
 
     def _drawn(self, num: int) -> Array:
@@ -213,8 +229,9 @@ class Effects:
         solved = np.linalg.solve(self._lower.T, np.linalg.solve(self._lower, missed.T)).T
         weights = weights + (solved @ seen) * self._prior
         found: Array = weights @ self._features.T
-        for i, number in enumerate(visited):
-            found[:, number] += own[:, i] + SET_SD**2 * solved[:, belongs == i].sum(axis=1)
+        of_set = np.zeros((len(self._seen), len(visited)))
+        of_set[np.arange(len(self._seen)), belongs] = 1.0
+        found[:, visited] += own + SET_SD**2 * (solved @ of_set)
         return found
 
     # -- what follows ----------------------------------------------------------------------------------------------
@@ -241,23 +258,44 @@ class Effects:
     def _best(self) -> int:
         return int(self._left(self._means()).argmin())
 
+    def _chosen(self, drawn: Array) -> int:
+        """The best, without what is not likely to be worth its place."""
+        number = self._best()
+        while True:
+            members, least, weakest = self._sets[number], LIKELY, None
+            smaller = [members - {i} for i in members]
+            self._add(smaller)
+            for part in (self._numbers[one] for one in smaller if self._numbers.get(one, math.inf) < drawn.shape[1]):
+                likely = float((drawn[:, part] - drawn[:, number] > WORTH_ADDING).mean())
+                if likely < least:
+                    least, weakest = likely, part
+            if weakest is None:
+                return number
+            number = weakest
+
     def best(self) -> dict[str, dict[str, Setting]]:
-        """The set that is expected to be the fastest."""
-        return self._levers(self._best())
+        """The set that is expected to be the fastest, without levers that are not likely to be worth their place."""
+        return self._levers(self._chosen(self._drawn(4 * DRAWS)))
 
     def gain(self) -> float:
         """How many times as fast as plain the best set should be; 1 where nothing is known."""
         if not self._seen:
             return 1.0
         means = self._means()
-        return math.exp(float(means[0] - means[self._best()]))
+        return math.exp(float(means[0] - means[self._chosen(self._drawn(DRAWS))]))
 
     def is_settled(self) -> bool:
         """Whether the best is known well enough to be measured beside plain."""
         if len(self._seen) < FIRST_WINDOWS:
             return False
-        drawn = self._left(self._drawn(DRAWS))
-        near = drawn[:, self._best()] <= drawn.min(axis=1) + SLACK
+        drawn = self._drawn(2 * DRAWS)
+        chosen = self._chosen(drawn)
+        left = (
+            self._left(drawn[:, : len(self._sets)])
+            if drawn.shape[1] == len(self._sets)
+            else self._left(self._drawn(DRAWS))
+        )
+        near = left[:, chosen] <= left.min(axis=1) + SLACK
         return bool(near.mean() >= SURE)
 
     def brings(self, levers: Levers, over: Levers) -> tuple[float, float, float]:

@@ -27,6 +27,9 @@ AGREES = Judgement(verdict="agrees", detail="")
 MOST_VOID = 20
 """After so many windows in a row that count for nothing no more are asked for."""
 
+MOST_WINDOWS = 120
+"""Nor after so many in all."""
+
 NO_EFFECT = 3
 """A lever that shows no effect in so many windows has none."""
 
@@ -55,6 +58,7 @@ class Answer:
         step_s: Seconds of a step, above 0; None where the window counts for nothing.
         disturbed: The share of the CPU that others took.
         failure: Why the script broke, or empty.
+        at_release: Whether it broke when levers of the window before were to be taken back.
         missing: By lever why it has shown no effect yet.
         evidence: By lever the proof that it took effect.
         judgement: Whether numbers agree.
@@ -64,6 +68,7 @@ class Answer:
     step_s: float | None = None
     disturbed: float = 0.0
     failure: str = ""
+    at_release: bool = False
     missing: Mapping[str, str] = field(default_factory=dict)
     evidence: Mapping[str, str] = field(default_factory=dict)
     judgement: Judgement | None = None
@@ -120,7 +125,7 @@ class _Screen:
     ) -> None:
         self._space, self._singles, self._may_go_on, self._effects = space, singles, may_go_on, effects
         self._found: list[Trial] = []
-        self._works: list[Levers] = []
+        self._ran: list[Levers] = []
         """Levers that have run in a window."""
         self._items_agree: list[Levers] = []
         self._classes: dict[str, str] = {}
@@ -138,14 +143,15 @@ class _Screen:
         own = self._space.own
         is_cheap = own is not None and cost_of(own.levers, self._space.levers) == CHEAP
         queue: list[Levers] = [{}, own.levers] if own is not None and is_cheap else []
+        settled = not self._singles
         while best is None and self._singles:
-            if self._num_void == MOST_VOID or not self._may_go_on(self._effects.gain()):
+            if self._is_over():
                 best = yield from self._judged()
                 continue
             levers = queue.pop(0) if queue else self._effects.next()
             if (yield from self._window(levers)) and self._effects.is_settled():
                 best = yield from self._judged()
-        settled = not self._singles or (self._effects.num_windows > 0 and self._effects.is_settled())
+                settled = best is not None
         alone = [self._alone(single) for single in self._left()]
         if best is not None and best.levers:
             alone = [one for one in alone if one.levers != best.levers] + [best]
@@ -156,10 +162,14 @@ class _Screen:
             num_windows=self._effects.num_windows, noise=self._effects.noise, is_settled=settled,
         )  # fmt: skip
 
+    def _is_over(self) -> bool:
+        over = self._num_void == MOST_VOID or self._effects.num_windows >= MOST_WINDOWS
+        return over or not self._may_go_on(self._effects.gain())
+
     def _left(self) -> list[Levers]:
         """Single levers that have run, and are still in the design."""
         gone = [trial.levers for trial in self._found]
-        return [single for single in self._singles if single in self._works and single not in gone]
+        return [single for single in self._singles if single in self._ran and single not in gone]
 
     def _window(self, levers: Levers) -> Generator[Ask, Answer, bool]:
         """A window under a set; whether it told something."""
@@ -167,10 +177,10 @@ class _Screen:
             return False
         answer = yield Ask(levers)
         if answer.failure:
-            yield from self._blame(levers, answer.failure)
+            yield from self._blame(self._before if answer.at_release else levers, answer.failure)
             return False
         self._before = levers
-        self._works += [one for one in _parts(levers) if one not in self._works]
+        self._ran += [one for one in _parts(levers) if one not in self._ran]
         self._evidence.update(answer.evidence)
         for name, why in answer.missing.items():
             self._missed[name] = self._missed.get(name, 0) + (name not in self._evidence)
@@ -214,23 +224,15 @@ class _Screen:
         return True
 
     def _blame(self, levers: Levers, failure: str) -> Generator[Ask, Answer, None]:
-        """Find out which lever broke a window: each that has not run yet, alone; none of them, then the set.
-
-        The window before is looked at too: what it had was taken back in this one.
-        """
-        both = _parts({**self._before, **levers})
-        suspects, levers = [one for one in both if one not in self._works], levers or self._before
+        """Find out which lever broke a window, or could not be taken back: each alone; none of them, then the set."""
         self._before = {}
-        if len(suspects) == 1:
-            self._drop(suspects[0], failure)
-            return
+        suspects = _parts(levers) if len(levers) > 1 else []
+        broken = 0
         for one in suspects:
-            broke = (yield Ask(one)).failure or (yield Ask({})).failure
-            if broke:
+            if broke := (yield Ask(one)).failure or (yield Ask({})).failure:
                 self._drop(one, broke)
-            else:
-                self._works.append(one)
-        if levers and not any(one == trial.levers for one in suspects for trial in self._found):
+                broken += 1
+        if levers and not broken:
             self._drop(levers, failure)
 
     def _judged(self) -> Generator[Ask, Answer, Trial | None]:

@@ -87,13 +87,8 @@ def _in_order(space: Space, trials: Sequence[Trial]) -> list[Candidate]:
 
 def promises_a_process(space: Space) -> bool:
     """Whether a lever that needs a process should bring enough, by what was counted, to be worth it."""
-    return bool(promised_processes(space, WORTH_A_PROCESS))
-
-
-def promised_processes(space: Space, least: float) -> list[Candidate]:
-    """The single candidates that need a process and should bring at least this ratio, by what was counted."""
     needing = (c for c in space.singles if cost_of(c.levers, space.levers) == NEW_PROCESS)
-    return [c for c in needing if all(space.promised.get(name, 1.0) >= least for name in c.levers)]
+    return any(all(space.promised.get(name, 1.0) >= WORTH_A_PROCESS for name in c.levers) for c in needing)
 
 
 def _on_top(candidate: Candidate, space: Space, trials: Sequence[Trial]) -> list[Candidate]:

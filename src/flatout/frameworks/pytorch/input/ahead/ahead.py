@@ -30,7 +30,7 @@ from flatout.guest.interruptions import is_interruption
 MOST_MISSES = 4
 """After so many in a row it is not tried again."""
 
-MOST_MEASURED = 12
+MOST_MEASURED = 6
 """Batches of a pass that are fetched plainly while nothing can be predicted."""
 
 READY = 2
@@ -101,12 +101,14 @@ class Ahead:
     def __next__(self) -> Any:
         if self._workers is None:
             return self._measured()
-        made = self._next_made(self._workers)
+        workers = self._workers
+        made = self._next_made(workers)
         if made is None:
             return self._measured()
         position = self._num_given
         if made.before is not None and made.before != Place.now():
-            return self._miss("the training draws random numbers, and not as many from step to step")
+            self._known.movements.batches_differ |= workers._num_workers > 1
+            return self._miss("not as many random numbers are drawn from step to step")
         if self._marks != self._look():
             return self._miss("the script changes its dataset while a pass is under way")
         if made.problem:

@@ -21,8 +21,8 @@ Words = NDArray[np.uint32]
 
 NUM_WORDS, MIDDLE = 624, 397
 
-MOST_BLOCKS = 8192
-"""Draws are counted up to so many times 624: five million, about 0.15 s."""
+MOST_BLOCKS = 4096
+"""Draws are counted up to so many times 624: two million, about 0.1 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,8 @@ class Movements:
         self._after: Place | None = None
         self._batches: list[Draws | None] = []
         self._gaps: list[Draws | None] = []
+        self.batches_differ = False
+        """Whether two batches were seen to draw other numbers, however alike those are that were seen last."""
 
     def saw(self, before: Place | None, after: Place) -> None:
         """A batch was fetched between the two; `before` is None of one with which more than a batch was drawn."""
@@ -149,7 +151,8 @@ class Movements:
     @property
     def batch(self) -> Draws | None:
         """Of a batch; None where two differ, or nobody knows."""
-        return self._batches[0] if len(self._batches) == 2 and self._batches[0] == self._batches[1] else None
+        alike = len(self._batches) == 2 and self._batches[0] == self._batches[1]
+        return self._batches[0] if alike and not self.batches_differ else None
 
     @property
     def gap(self) -> Draws | None:
