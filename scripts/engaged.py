@@ -57,12 +57,12 @@ class Engaged:
 
     def evidence(self) -> dict[str, Any]:
         """What took effect so far."""
-        pipeline = self.loaders.pipeline
-        parts = (pipeline.fused, pipeline.stored)
+        found = self.loaders.parts
+        parts = (found.fused, found.stored)
         return {
             "changed_passes": self.loaders.num_changed,
             "computed_batches": sum(part.num_batches for part in parts),
-            "images_not_decoded": pipeline.decoded.num_given,
+            "images_not_decoded": found.decoded.num_given,
             "problems": list(self.problems),
         }
 

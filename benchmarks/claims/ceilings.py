@@ -164,12 +164,12 @@ def tools_of(ours: calibrate.Measuring, given: Given, stack: contextlib.ExitStac
         measure()  # the first one prepares all
         return Tool(tool, probe["name"], probe["unit"], measure)
 
-    found = [python("torch.utils.benchmark", probe, probe["name"]) for probe in ours.probes.values()]
-    if (probe := ours.probes.get("matmul_float32")) is not None:
+    found = [python("torch.utils.benchmark", probe, probe["name"]) for probe in ours._probes.values()]
+    if (probe := ours._probes.get("matmul_float32")) is not None:
         found.append(python("OpenBLAS", probe, "openblas"))
         if given.mkl is not None:
             found.append(python("MKL", probe, str(given.mkl)))
-    if (probe := ours.probes.get("memory_copy")) is not None and (stream := given.stream) is not None:
+    if (probe := ours._probes.get("memory_copy")) is not None and (stream := given.stream) is not None:
         source = probe["source"]
         found.append(Tool("STREAM", "memory_copy", "B/s", lambda: stream.rates(source, threads)))
     return found

@@ -47,10 +47,10 @@ from flatout.run.script import Script
 from flatout.trials import windows
 from flatout.trials.bench import WARM_UP_STEPS, Bench, opened
 from flatout.trials.child_failures import CandidateFailed
-from flatout.trials.conduct import Conduct, Goal, Show
+from flatout.trials.conduct import Conduct
 from flatout.trials.learn import UNKNOWN
 from flatout.trials.search.space import Choice, Space, clash, space_of, widest_class
-from flatout.trials.terms import Terms
+from flatout.trials.terms import Goal, Show, Terms
 from measuring import file_for, quiet, write
 from sides import copied, environment
 from speedup_cases import ALL, CASES

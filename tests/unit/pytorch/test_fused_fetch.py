@@ -118,7 +118,11 @@ KNOWN = {
             x = self.transform(x)
         return x""",
     "the same twice": "x = torch.from_numpy(self.images[i]).float(); return x, x",
+    "channels last, as pixels lie": """
+        x = torch.from_numpy(self.images[i]).view(-1, 3, 2).permute(2, 0, 1)
+        return x.float().div(255)""",
     "views of one": "x = torch.from_numpy(self.images[i]); return x[0], x[:, 1:3], x.t() if False else x.permute(1, 0)",
+    "in place, on what is new": "return torch.from_numpy(self.images[i]).float().clone().sub_(3).div_(7)",
     "numbers": "return i, i * 2 + 1, i / 4, i // 3, i % 7, (i + 0.5) * 3",
     "a comprehension": "return tuple(part[i] for part in [self.images, self.colours])",
     "parts": "return self.images[i][0], self.images[i][2, 1:4], torch.from_numpy(self.images[i])[..., None]",
@@ -194,7 +198,8 @@ UNKNOWN = {
     "return np.random.rand() + self.labels[i]": "rand",
     "self.count = i; return self.images[i]": "assigned to an attribute",
     "self.seen.append(i); return self.images[i]": "list.append",
-    "x = torch.from_numpy(self.images[i]); x.add_(1); return x": "add_",
+    "x = torch.from_numpy(self.images[i]); x.add_(1); return x": "changes what may be used elsewhere",
+    "x = torch.from_numpy(self.images[i]).clone(); y = x[0]; x.add_(1); return y": "changes what may be used elsewhere",
     "x = torch.from_numpy(self.images[i]); x += 1; return x": r"x \+= 1",
     "with torch.no_grad(): return self.images[i]": "with torch.no_grad",
     "import time; return time.time()": "import time",
@@ -623,7 +628,7 @@ class _Namespace:
 
 TENSOR_STEPS = [
     ".float()", ".long()", ".div(255)", ".sub(1)", ".unsqueeze(0)", ".flatten()", " / 3", " - 0.5", " * 2", ".clone()",
-    ".contiguous()", ".to(torch.float64)", ".neg()", "[0]", "[..., None]", "[None]",
+    ".clone().mul_(3)", ".contiguous()", ".to(torch.float64)", ".neg()", "[0]", "[..., None]", "[None]",
     ".permute(1, 0)", ".transpose(0, 1)",
     ".view(-1)", ".reshape(-1)", ".abs()", ".half()", ".double()", " + 1", ".int()",
     "[1:]", "[:, 1:]",

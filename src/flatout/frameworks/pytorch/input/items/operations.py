@@ -32,6 +32,7 @@ class Operation:
         rows: The same where operands are `Rows`; what it gives is `Rows`, or one value where all items have the same.
         same: Whether all items have the same result.
         fresh: Whether the result is always in memory of its own.
+        in_place: Whether it writes into its first operand, and gives that.
         spending: `rows` that puts the result where its second operand lies; None where there is no such way.
     """
 
@@ -40,6 +41,7 @@ class Operation:
     rows: Callable[..., Any]
     same: bool = False
     fresh: bool = False
+    in_place: bool = False
     spending: Callable[..., Any] | None = None
 
 
@@ -57,8 +59,10 @@ def of_method(kind: type, name: str) -> Operation | None:
     known = _METHODS.get(_type_name(kind), {}).get(name)
     if known is None or (kind is torch.Tensor and not isinstance(getattr(kind, name), types.MethodDescriptorType)):
         return None  # or somebody has put a function of their own there
-    same, fresh = known is images.bands, name in _FRESH
-    return Operation(f"{kind.__name__}.{name}", getattr(kind, name), known, same=same, fresh=fresh)
+    return Operation(
+        f"{kind.__name__}.{name}", getattr(kind, name), known,
+        same=known is images.bands, fresh=name in _FRESH or name in tensors.IN_PLACE, in_place=name in tensors.IN_PLACE,
+    )  # fmt: skip
 
 
 def of_attribute(kind: type, name: str) -> Operation | None:

@@ -81,6 +81,8 @@ class Recording:
         self._typed: set[tuple[Any, type]] = set()
         self._fresh: set[Slot] = set()
         """What lies in memory of its own."""
+        self._used: set[Slot] = set()
+        self._overwritten: set[Slot] = set()
         self._spending: dict[int, Callable[..., Any]] = {}
         """For each result that can be put where an operand lies: how."""
         self._takes: dict[Slot, Any] = {}
@@ -92,6 +94,8 @@ class Recording:
 
     def program(self, item: Seen) -> Program:
         """The program whose result is `item`."""
+        if self._overwritten & slots_of(item.operand):
+            raise self.unread("something that was changed in place is used again")
         return Program(
             instructions=self._frugal(item),
             constants=tuple(self._constants),
@@ -148,6 +152,9 @@ class Recording:
     def apply(self, operation: Operation, operands: Sequence[Seen], keywords: dict[str, Seen] | None = None) -> Seen:
         """Do an operation of the list."""
         keywords = keywords or {}
+        changed = operands[0].operand if operation.in_place else None
+        if operation.in_place and (changed not in self._fresh or changed in self._used):
+            raise self.unread(f"`{operation.name}` changes what may be used elsewhere")
         try:
             value = operation.plain(*[o.value for o in operands], **{k: o.value for k, o in keywords.items()})
         except Exception as problem:
@@ -161,6 +168,8 @@ class Recording:
         )
         if operation.fresh:
             self._fresh.add(target)
+        if operation.in_place:
+            self._overwritten.add(operands[0].operand)
         if varies and operation.spending is not None:
             self._spending[target.number] = operation.spending
         if varies and operation.name == SUBSCRIPT.name and not operands[0].varies:
@@ -241,6 +250,9 @@ class Recording:
             raise self.unread(f"more than {MAX_INSTRUCTIONS} operations")
         keywords = keywords or {}
         used = slots_of((operands, keywords))
+        if used & self._overwritten:
+            raise self.unread("something that was changed in place is used again")
+        self._used |= used
         target = self._slot(None)
         if used & {INDEX, DRAWN, *self._varying}:
             self._varying.add(target)

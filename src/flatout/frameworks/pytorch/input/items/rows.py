@@ -129,10 +129,17 @@ def collated(rows: Rows) -> Any:
 
 
 def _stacked(data: torch.Tensor) -> torch.Tensor:
-    """What `torch.stack` makes of the tensors, row by row."""
+    """What `torch.stack` makes of the tensors: row by row, or with their channels last where they lie so."""
     if data.is_contiguous() or stacks_densely(data.shape[1:], data.stride()[1:], data.dtype):
         return _owned(data.contiguous())
-    raise Unvectorised("tensors that `torch.stack` does not put together row by row")
+    if data.dim() != 4 or not data[:1].is_contiguous(memory_format=torch.channels_last):
+        raise Unvectorised("tensors that `torch.stack` does not put together row by row, nor with their channels last")
+    last = data.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
+    shape, strides = (
+        [last.shape[dim] for dim in (0, 3, 1, 2)],
+        [_usual_strides(last.shape)[dim] for dim in (0, 3, 1, 2)],
+    )
+    return torch.empty(0, dtype=data.dtype).set_(_owned(last).untyped_storage(), 0, shape, strides)
 
 
 @lru_cache(maxsize=256)

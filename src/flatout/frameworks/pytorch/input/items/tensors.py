@@ -198,8 +198,9 @@ ELEMENTWISE = (
     *("float", "double", "half", "bfloat16", "long", "int", "short", "byte", "bool", "char"),
     *("add", "sub", "mul", "div", "neg", "abs", "clamp", "clone", "contiguous", "detach"),
 )
+IN_PLACE = ("add_", "sub_", "mul_", "div_")
 METHODS: dict[str, Callable[..., Any]] = {
-    **{name: elementwise(name) for name in ELEMENTWISE},
+    **{name: elementwise(name) for name in (*ELEMENTWISE, *IN_PLACE)},
     "to": to, "type": to, "unsqueeze": unsqueeze, "permute": permute, "transpose": transpose, "view": view,
     "reshape": view, "flatten": flatten, "numpy": numpy, "item": item,
 }  # fmt: skip
