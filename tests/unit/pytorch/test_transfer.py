@@ -767,23 +767,3 @@ def test_where_the_script_copies_back_without_waiting_copies_that_wait_are_plain
     torch.zeros(2, dtype=torch.float64).to("cpu", non_blocking=True)
     assert not ours(script, lambda: batch(1).to(CUDA))
     assert ours(script, lambda: batch(1).to(CUDA, non_blocking=True)), "this one never waited"
-
-
-def test_nothing_is_done_in_other_threads_under_modes_or_in_transforms_of_functions(device, script, monkeypatch):
-    warm(script, batch(0))
-
-    def in_a_thread():
-        thread = threading.Thread(target=lambda: batch(1).to(CUDA))
-        thread.start()
-        thread.join()
-
-    assert not ours(script, in_a_thread)
-
-    class Mode(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            return function(*args, **(kwargs or {}))
-
-    with Mode():
-        assert not ours(script, lambda: batch(1).to(CUDA))
-    monkeypatch.setattr("os.getpid", lambda: -1)
-    assert not ours(script, lambda: batch(1).to(CUDA)), "a process that was forked"

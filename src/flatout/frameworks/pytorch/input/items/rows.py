@@ -134,12 +134,9 @@ def _stacked(data: torch.Tensor) -> torch.Tensor:
         return _owned(data.contiguous())
     if data.dim() != 4 or not data[:1].is_contiguous(memory_format=torch.channels_last):
         raise Unvectorised("tensors that `torch.stack` does not put together row by row, nor with their channels last")
-    last = data.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
-    shape, strides = (
-        [last.shape[dim] for dim in (0, 3, 1, 2)],
-        [_usual_strides(last.shape)[dim] for dim in (0, 3, 1, 2)],
-    )
-    return torch.empty(0, dtype=data.dtype).set_(_owned(last).untyped_storage(), 0, shape, strides)
+    last = _owned(data.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1))
+    strides = [_usual_strides(last.shape)[dim] for dim in (0, 3, 1, 2)]
+    return torch.empty(0, dtype=data.dtype).set_(last.untyped_storage(), 0, data.shape, strides)
 
 
 @lru_cache(maxsize=256)
