@@ -111,8 +111,8 @@ def levers() -> str:
             "A lever is one change to how a script runs. These are all there are, in the order in which they build on "
             "each other. *Can shorten* names the phases that it can make shorter. *Checked by* names what is compared "
             "with and without it, see [agreement](../explanation/numbers.md#agreement). "
-            "`flatout levers SCRIPT` says which of them apply. `--levers input` stands for all exact ones that shorten `data` or `copy`, as far as they go together on "
-            "the machine."
+            "`flatout levers SCRIPT` says which of them apply. `--levers input` stands for all exact ones that shorten "
+            "`data` or `copy`, as far as they go together on the machine."
         ),
         table(["lever", "class", "can shorten", "toggled", "checked by", "what it does", "applies to"], rows),
         "## Classes",
