@@ -180,7 +180,7 @@ def test_items_that_draw_nothing_do_not_ask_what_the_training_draws():
         {"generator": torch.Generator().manual_seed(5)},
         {"collate_fn": lambda items: {"x": [x for x, _ in items], "label": torch.rand(2)}},
     ],
-    ids=str,
+    ids=lambda changes: "-".join(changes),
 )
 def test_orders_and_collations_are_plains(changes):
     def again():
