@@ -57,6 +57,7 @@ DOCUMENTED = {
     "workers": dict.fromkeys(
         ("children", "threads", "signals", "logging", "loader"), "PyTorch starts workers, as it does for any script"
     ),
+    "ahead": dict.fromkeys(("children", "threads", "signals", "logging"), "PyTorch starts the processes as workers"),
     "numa": {
         "affinity": "what it sets",
         "a child": "inherits it",

@@ -182,7 +182,7 @@ def cores_taken_s(found: Findings) -> float:
     free = found.counterfactuals.get("free_data")
     if free is None or free.verdict != "faster" or not any(loader.num_workers for loader in found.facts.loaders):
         return 0.0
-    return max(saved(free.ratio) * found.anatomy.step_s - phase_s(found, "data"), 0.0)
+    return max(saved(free.low) * found.anatomy.step_s - phase_s(found, "data"), 0.0)
 
 
 def causes(found: Findings) -> dict[str, float]:

@@ -31,6 +31,8 @@ class Difference:
         truth_error: Relative error against float64.
         baseline_truth_error: The same of the baseline.
         truth_multiple: The largest multiple, over all parameters or outputs, of the baseline's distance from float64.
+        same_in_float64: Whether lever and baseline differ in float64 as much less as rounding is smaller there, so that
+            what differs is rounding; False also where nobody looked.
         fault: Something that is wrong whatever the error; empty where nothing.
         detail: A remark for people.
     """
@@ -53,5 +55,6 @@ class Difference:
     truth_error: float | None = None
     baseline_truth_error: float | None = None
     truth_multiple: float | None = None
+    same_in_float64: bool = False
     fault: str = ""
     detail: str = ""

@@ -83,12 +83,16 @@ def measured(
         if former is not None and goal.choice.num_ranks is None and ranks_of(chosen.levers, known) is None:
             num = former[0]
             show.remark(f"the plan had {num} ranks: `flatout tune --ranks {num}` measures them anew")
-        try:
-            plan_file.write(plan_file.seen_from(place, chosen), place)
-        except FlatoutError:
-            _saved(found, run_folder)
-            raise
-        return _saved(replace(found, plan_path=str(place)), run_folder)
+        return _planned_and_saved(found, chosen, place, run_folder)
+
+
+def _planned_and_saved(found: Result, chosen: Plan, place: Path, run_folder: Path) -> Result:
+    try:
+        plan_file.write(plan_file.seen_from(place, chosen), place)
+    except FlatoutError:
+        _saved(found, run_folder)
+        raise
+    return _saved(replace(found, plan_path=str(place)), run_folder)
 
 
 def _to_change_nothing(found: Result, script: Script, goal: Goal, *, is_there: bool) -> Plan | None:

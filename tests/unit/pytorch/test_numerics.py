@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from flatout.frameworks.pytorch.numerics.differences import apart, error_of, reals, summary  # noqa: E402
 from flatout.frameworks.pytorch.numerics.replay import Replayer  # noqa: E402
+from flatout.judge import agreement  # noqa: E402
 from processors import computes_bfloat16_lstm  # noqa: E402
 from tiers import some  # noqa: E402
 
@@ -735,6 +736,21 @@ def test_buffers_that_are_updated_twice_show(watch, workload, monkeypatch):
     assert found.error == pytest.approx(1, abs=0.2) and found.random_states_equal and found.slope == 1
     assert "running" in found.worst or "num_batches" in found.worst, "statistics decide every later evaluation"
     assert f"`{found.worst}` ends elsewhere" in found.detail
+
+
+def test_statistics_of_many_images_that_another_memory_format_sums_otherwise_are_rounding(watch):
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(4))
+    net = nn.Sequential(body, nn.Flatten(), nn.Linear(256, 4))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    watched = watch()
+    watched.compare(8, {"channels_last": {}}, "gradients")
+    for _ in range(14):
+        optimizer.zero_grad()
+        F.cross_entropy(net(torch.rand(16, 3, 224, 224) - 0.5), torch.arange(16) % 4).backward()
+        optimizer.step()
+    found = watched.difference()
+    assert found.error > 0 and agreement.judge(watched.answers, "rounding", ("gradients",)).verdict == "agrees"
 
 
 def test_values_that_are_no_numbers_show(watch, workload, monkeypatch):

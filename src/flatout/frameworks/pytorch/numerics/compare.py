@@ -117,10 +117,16 @@ class Numerics:
         )
         errors = found.error != 0 or outputs.error != 0
         if class_ != "exact" and errors and changed.gradients.keys() == first.gradients.keys():
-            rounding = Rounding(self._replayer, calls, first, class_)
+            rounding = Rounding(self._replayer, calls, first, class_, self._engaging(levers))
             found = rounding.of_gradients(found, changed, self._name)
             outputs = rounding.of_outputs(outputs, changed)
         return [found, outputs]
+
+    def _engaging(self, levers: Levers) -> Callable[[bool], object] | None:
+        """Engages the levers, or releases them; None where that compiles for every type of number."""
+        if any(self._session.levers[name].compiles for name in levers):
+            return None
+        return lambda wanted: self._session.engage_exactly(levers if wanted else {})
 
     def _widest(self, levers: Levers) -> str:
         """How far numbers may be off: not at all, by rounding, or by that of bfloat16."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,9 +27,9 @@ from flatout.frameworks.pytorch.numerics.differences import (
     relative_error,
     square,
 )
-from flatout.frameworks.pytorch.numerics.replay import Replayed, Replayer
+from flatout.frameworks.pytorch.numerics.replay import Replayed, Replayer, half
 from flatout.frameworks.pytorch.numerics.trained import distributed_like, is_distributed
-from flatout.frameworks.pytorch.numerics.truth import true_step
+from flatout.frameworks.pytorch.numerics.truth import AFFORDABLE_S, true_step
 from flatout.frameworks.pytorch.seams.trees import map_tensors
 from flatout.judge import agreement
 from flatout.records.difference import Difference
@@ -46,6 +47,10 @@ statistics take away again has a gradient of nothing but rounding: up to 0.06 of
 LEAST_SHARE = 0.25
 """No parameter or output is taken to be less sensitive than this share of the sensitivity of all together."""
 
+SHRUNK = 1e-3
+"""Where lever and plain compute the same, their distance in float64 is at most this share of that in float32; rounding
+itself is 2e-9 of it."""
+
 Owner = torch.Tensor | BufferKey
 """A parameter, whose gradient is meant, or the key of a buffer."""
 
@@ -58,10 +63,19 @@ class Rounding:
         calls: The captured step.
         plain: Its replay.
         class_: The widest class of the levers; beyond `rounding` they compute in bfloat16.
+        engage: Engages the levers, or releases them; None where they cannot compute in float64.
     """
 
-    def __init__(self, replayer: Replayer, calls: Sequence[CapturedCall], plain: Replayed, class_: str) -> None:
+    def __init__(
+        self,
+        replayer: Replayer,
+        calls: Sequence[CapturedCall],
+        plain: Replayed,
+        class_: str,
+        engage: Callable[[bool], object] | None = None,
+    ) -> None:
         self._replayer, self._calls, self._plain, self._class = replayer, calls, plain, class_
+        self._engage = engage
         self._truth: Replayed | str | None = None
         least_epsilon = torch.finfo(torch.bfloat16).eps if class_ != "rounding" else 0.0
         epsilon = max((epsilon_of(call, least_epsilon) for call in calls), default=0.0)
@@ -70,7 +84,7 @@ class Rounding:
         for seed in range(1 if plain.took_s > SLOW_S else NUM_SHAKES):
             found = replayer.run(shaken(calls, seed, least_epsilon))
             _note_largest(gradients, _distances(found, plain))
-            _note_largest(outputs, {n: a.distance for n, a in _outputs_apart(found, plain).items()})
+            _note_largest(outputs, _output_distances(found, plain))
         self._of_gradients(gradients, epsilon)
         self._of_outputs(outputs, epsilon)
 
@@ -105,8 +119,10 @@ class Rounding:
         owner, multiple = furthest(_distances(changed, self._plain), self._units)
         named = owner[1] if isinstance(owner, tuple) else name(owner)
         found = dataclasses.replace(found, rounding=self._relative, multiple=multiple, multiple_of=named)
-        if isinstance(owner, tuple) and not multiple <= agreement.most_roundings("gradients", self._class):
-            return found  # a buffer, of which the truth is not looked at
+        if self._is_beyond(found):
+            found = dataclasses.replace(found, same_in_float64=self._is_same(_distances, self._units, multiple))
+        if isinstance(owner, tuple) and self._is_beyond(found):
+            return found  # a buffer, whose distance from the truth says nothing of the whole
         if not self._needs_truth(found):
             return found
         truth = self._true()
@@ -119,10 +135,13 @@ class Rounding:
         """The same of the outputs' error."""
         if found.error == 0:
             return found
-        distances = {n: a.distance for n, a in _outputs_apart(changed, self._plain).items() if n in self._output_units}
+        distances = {n: d for n, d in _output_distances(changed, self._plain).items() if n in self._output_units}
         number, multiple = furthest(distances, self._output_units)
         named = "" if number is None else self._plain.output_names[number]
         found = dataclasses.replace(found, rounding=self._outputs_relative, multiple=multiple, multiple_of=named)
+        if self._is_beyond(found):
+            same = self._is_same(_output_distances, self._output_units, multiple)
+            found = dataclasses.replace(found, same_in_float64=same)
         truth = self._true() if self._needs_truth(found) else ""
         if isinstance(truth, str):
             return found
@@ -131,9 +150,45 @@ class Rounding:
 
     def _needs_truth(self, found: Difference) -> bool:
         """Whether rounding alone does not explain an error, so that float64 has to tell."""
-        beyond = found.multiple is None or not found.multiple <= agreement.most_roundings(found.check, self._class)
         large = self._class == "rounding" and found.error > agreement.ROUNDING_ERROR
-        return beyond or large or not abs(found.slope - 1) <= agreement.SLOPE_ERROR
+        return (
+            found.multiple is None
+            or self._is_beyond(found)
+            or large
+            or not abs(found.slope - 1) <= agreement.SLOPE_ERROR
+        )
+
+    def _is_beyond(self, found: Difference) -> bool:
+        return found.multiple is not None and not found.multiple <= agreement.most_roundings(found.check, self._class)
+
+    def _is_same(self, distances: Any, units: Mapping[Any, float], multiple: float) -> bool:
+        """Whether in float64 the levers are nearer to plain by as much as rounding is smaller there."""
+        if self._class != "rounding" or not multiple <= agreement.SAME_IN_FLOAT64 * agreement.ROUNDINGS:
+            return False
+        if self._in_float64 is None:
+            return False
+        plain, changed = self._in_float64
+        return furthest(distances(changed, plain), units)[1] <= SHRUNK * multiple
+
+    @cached_property
+    def _in_float64(self) -> tuple[Replayed, Replayed] | None:
+        """The step in float64, plain and under the levers, of as much of the batch as is affordable."""
+        calls, took_s = list(self._calls), self._plain.took_s
+        while took_s > AFFORDABLE_S / 2:
+            halves = [one for one in map(half, calls) if one is not None]
+            if len(halves) < len(calls):
+                return None
+            calls, took_s = halves, took_s / 2
+        if self._engage is None:
+            return None
+        narrow = self._replayer.run(calls)
+        plain = true_step(self._replayer, calls, narrow)
+        try:
+            self._engage(True)
+            changed = true_step(self._replayer, calls, narrow, levers=True)
+        finally:
+            self._engage(False)
+        return None if isinstance(plain, str) or isinstance(changed, str) else (plain, changed)
 
     def _true(self) -> Replayed | str:
         if self._truth is None:
@@ -156,6 +211,10 @@ def _distances(found: Replayed, plain: Replayed) -> dict[Owner, float]:
     return distances | {
         key: a.distance for key, a in apart(*buffers).items() if key in buffers[0] and key in buffers[1]
     }
+
+
+def _output_distances(found: Replayed, plain: Replayed) -> dict[int, float]:
+    return {n: a.distance for n, a in _outputs_apart(found, plain).items()}
 
 
 def _outputs_apart(found: Replayed, plain: Replayed) -> Any:

@@ -34,15 +34,17 @@ float32 the same operation draws them in the same type, so that only another pat
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def true_step(replayer: Replayer, calls: Sequence[CapturedCall], plain: Replayed) -> Replayed | str:
-    """The step computed in float64, or why that is not known."""
+def true_step(
+    replayer: Replayer, calls: Sequence[CapturedCall], plain: Replayed, *, levers: bool = False
+) -> Replayed | str:
+    """The step computed in float64, plain or under the engaged levers, or why that is not known."""
     modules = list({id(c.call.module): c.call.module for c in calls}.values())
     num_bytes = 8 * sum(p.numel() for module in modules for p in module.parameters())
     if plain.took_s > AFFORDABLE_S or num_bytes > AFFORDABLE_BYTES:
         return "a step in float64 would take too long"
     try:
         with _widened(modules), _Wide():
-            found = replayer.run([_wide(c) for c in calls])
+            found = replayer.run([_wide(c) for c in calls], levers=levers)
     except Exception as problem:  # noqa: BLE001  a model may hold a type of its own anywhere
         return f"the model does not compute in float64 ({type(problem).__name__})"
     if found.gradients.keys() != plain.gradients.keys() or not found.finite:
