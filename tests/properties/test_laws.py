@@ -433,7 +433,7 @@ def test_where_levers_multiply_the_search_finds_the_best_set(factors):
         return math.prod(factors[name] for name in levers)
 
     where = space_of(FREE, FACTS, MACHINE, DIAGNOSIS, Choice())
-    trials = list(screened(where, speed)[0].trials)
+    trials = [trial(t.levers, speed(t.levers)) for t in screened(where, speed)[0].trials]  # in pairs, as `tune` does
     while (candidate := next_candidate(where, trials)) is not None:
         trials.append(trial(candidate.levers, speed(candidate.levers)))
     best = best_of(trials)
