@@ -5,7 +5,7 @@ should run under, the set that is most likely the fastest, and what a set brings
 measures.
 
 The logarithm of a step time is a sum of what each lever brings, what each pair of levers brings beyond that, a
-remainder of each set, a drift of the machine from window to window, and noise. All of these are normal, so that what is
+remainder of each set, what others on the machine take, a drift from window to window, and noise. All of these are normal, so that what is
 known after each window has a closed form. The first sets are drawn by lot among those that tell most, like a fractional
 factorial design; then sets are drawn in turn as often as they may be the fastest (top-two Thompson sampling), so that
 windows go where the question is still open.
@@ -34,6 +34,9 @@ Option = tuple[str, tuple[tuple[str, Setting], ...]]
 
 OWN_SD, PAIR_SD, PARTNERS_SD, SET_SD = 0.4, 0.2, 0.4, 0.04
 """How much levers, pairs, pairs of partners and sets may bring, as standard deviations of the logarithm."""
+
+DISTURBED_SD = 1.0
+"""How much longer a step takes, as a logarithm, while others have all of the CPU; as a standard deviation."""
 
 NOISES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
 """The noise of a window is the likeliest of these."""
@@ -170,7 +173,7 @@ class Effects:
         Args:
             levers: What it ran under; a set that was proposed, or any other of the same levers.
             step_s: Its step time, seconds, above 0.
-            disturbed: The share of the CPU that others took meanwhile: it counts for less.
+            disturbed: The share of the CPU that others took meanwhile: what that costs is learned, and it counts for less.
         """
         members = self._members(levers)
         self._add([members])
@@ -191,7 +194,8 @@ class Effects:
         y = logs - self._centre
         same = np.equal.outer(self._seen, self._seen)
         far = np.abs(np.subtract.outer(np.arange(len(y)), np.arange(len(y))))
-        explained = (seen * self._prior) @ seen.T + SET_SD**2 * same
+        self._others = DISTURBED_SD * np.array(self._disturbed)
+        explained = (seen * self._prior) @ seen.T + SET_SD**2 * same + np.outer(self._others, self._others)
         likeliest = -math.inf
         spread = 1.0 + (np.array(self._disturbed) / 0.05) ** 2
         for noise, drifting in itertools.product(NOISES, DRIFTS):
@@ -225,6 +229,7 @@ class Effects:
         belongs = np.array([column[n] for n in self._seen])
         own = SET_SD * self._random.standard_normal((num, len(visited)))
         noise = self._random.standard_normal((num, len(self._seen))) @ self._noise.T
+        noise += np.outer(self._random.standard_normal(num), self._others)
         missed = (np.array(self._logs) - self._centre) - weights @ seen.T - own[:, belongs] - noise
         solved = np.linalg.solve(self._lower.T, np.linalg.solve(self._lower, missed.T)).T
         weights = weights + (solved @ seen) * self._prior
