@@ -5,10 +5,10 @@ should run under, the set that is most likely the fastest, and what a set brings
 measures.
 
 The logarithm of a step time is a sum of what each lever brings, what each pair of levers brings beyond that, a
-remainder of each set, what others on the machine take, a drift from window to window, and noise. All of these are normal, so that what is
-known after each window has a closed form. The first sets are drawn by lot among those that tell most, like a fractional
-factorial design; then sets are drawn in turn as often as they may be the fastest (top-two Thompson sampling), so that
-windows go where the question is still open.
+remainder of each set, what others on the machine take, a drift from window to window, and noise. All of these are
+normal, so that what is known after each window has a closed form. The first sets are drawn by lot among those that tell
+most, like a fractional factorial design; then sets are drawn in turn as often as they may be the fastest (top-two
+Thompson sampling), so that windows go where the question is still open.
 
 Source: Box, Hunter, Hunter, "Statistics for experimenters" (2005), chapter 6; Russo, "Simple Bayesian algorithms for
 best-arm identification" (2020); Wilson et al., "Efficiently sampling functions from Gaussian process posteriors"
@@ -173,7 +173,7 @@ class Effects:
         Args:
             levers: What it ran under; a set that was proposed, or any other of the same levers.
             step_s: Its step time, seconds, above 0.
-            disturbed: The share of the CPU that others took meanwhile: what that costs is learned, and it counts for less.
+            disturbed: The share of the CPU that others took: what that costs is learned, and it counts for less.
         """
         members = self._members(levers)
         self._add([members])
