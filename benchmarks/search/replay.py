@@ -255,6 +255,28 @@ def one_at_a_time(play: Play) -> None:
         play.try_out(won)
 
 
+def successive_halving(play: Play) -> None:
+    """All sets of the grid get a pair; the better half twice as many pairs, and so on, until one is left.
+
+    Source: Karnin, Koren, Somekh, "Almost optimal exploration in multi-armed bandits", ICML 2013.
+    """
+    left = [row for row in play.grid.rows.values() if _is_timed(row) and not row.get("missing")]
+    play.lots.shuffle(left)
+    logs: dict[Key, list[float]] = {}
+    num_pairs = 1
+    while len(left) > 1 and play.share < MOST_COST:
+        for row in left:
+            pairs = list(zip(row["baseline_step_s"], row["candidate_step_s"], strict=True))
+            some = logs.setdefault(Candidate(levers=row["levers"]).key, [])
+            some += [math.log(a / b) for a, b in play.lots.choices(pairs, k=num_pairs)]
+            play.cost_s += _cost_s(row, num_pairs) - row.get("judging_s", 0.0)
+        left.sort(key=lambda row: -math.fsum(some := logs[Candidate(levers=row["levers"]).key]) / len(some))
+        left, num_pairs = left[: math.ceil(len(left) / 2)], 2 * num_pairs
+    for row in left:
+        if strategy.best_of(play.trials) is None:
+            play.try_out(row["levers"])
+
+
 def tpe(play: Play) -> None:
     """Optuna's tree-structured Parzen estimator over all levers of the grid, for as much as the search may cost."""
     import optuna
@@ -287,7 +309,8 @@ def tpe(play: Play) -> None:
 
 
 PLAYERS: dict[str, Callable[[Play], None]] = {
-    "flatout": ours, "random": at_random, "one at a time": one_at_a_time, "optuna TPE": tpe,
+    "flatout": ours, "random": at_random, "one at a time": one_at_a_time,
+    "halving": successive_halving, "optuna TPE": tpe,
 }  # fmt: skip
 
 

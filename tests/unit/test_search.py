@@ -138,6 +138,14 @@ def test_what_compiles_is_tried_alone_where_nothing_else_gains():
     assert next(set(t.levers) for t in trials if "compile" in t.levers) == {"compile"}
 
 
+@pytest.mark.parametrize(("ratio", "engage_s", "kept"), [(1.02, 46.0, False), (1.02, 2.0, True), (1.2, 46.0, True)])
+def test_what_takes_long_to_engage_must_earn_that_back(ratio, engage_s, kept):
+    alone = best_of([trial({"compile": {}}, ratio, engage_s=engage_s)])
+    assert (alone is not None) == kept
+    beside = best_of([trial({"bf16": {}}, 1.5), trial({"bf16": {}, "compile": {}}, 1.5 * ratio, engage_s=engage_s)])
+    assert ("compile" in beside.levers) == kept
+
+
 def test_what_compiles_is_tried_alone_where_it_breaks_on_top_of_the_best():
     speed = product(bf16=1.2, compile=1.5)
     trials = conducted(space(), speed, broken=lambda levers: "failed" if {"bf16", "compile"} <= set(levers) else "")

@@ -22,13 +22,14 @@ from flatout.errors import Inconclusive, cannot_write
 from flatout.frameworks.contract import Settings
 from flatout.frameworks.lever import Lever
 from flatout.records.facts import Facts
+from flatout.records.plan import Candidate
 from flatout.records.trace import Agreement, Census, Header, Levers, Record, Refused, Scaling, Setting, Toggle, Window
 from flatout.run import isolation
 from flatout.run.child_process import Child, Ended, Launch, session_files
 from flatout.run.folder import NEEDED_BYTES
 from flatout.run.script import Script
 from flatout.run.trackers import QUIET_TRACKERS
-from flatout.trials.budget import MAX_STEPS, WINDOW_S, Size, size_for
+from flatout.trials.budget import MAX_STEPS, WINDOW_S, Size, compiling_s, size_for
 from flatout.trials.child_failures import (
     CandidateFailed,
     cannot_measure,
@@ -49,6 +50,9 @@ FAR_TOO_LONG = 4
 
 MAX_RESTARTS = 200
 COMPILE_LIMIT_S = 240.0
+TOO_LONG = 4
+"""What compiles for so many times as long as it is expected to take is given up."""
+
 MIN_LIMIT_S = 20.0
 
 
@@ -294,7 +298,7 @@ class Bench:
     def _limit_s(self, levers: Levers, plain_s: float) -> float:
         """How long an answer may take: with levers no longer than the budget lasts."""
         if any(self.levers[name].compiles for name in levers if name in self.levers):
-            plain_s += COMPILE_LIMIT_S
+            plain_s += min(COMPILE_LIMIT_S, TOO_LONG * compiling_s(Candidate(levers=levers), self.levers, self.facts))
         if not levers:
             return plain_s
         return min(plain_s, max(self.deadline_s - time.perf_counter(), MIN_LIMIT_S))
