@@ -24,6 +24,7 @@ CONFIGURATIONS: dict[str, dict[str, dict[str, Any]] | None] = {
     "decoded_store": {"decoded_store": {}},
     "workers 2": {"workers": {"num": 2}},
     "workers 0": {"workers": {"num": 0}},
+    "ahead 2": {"ahead": {"num": 2}},
 }
 """Levers and their settings under a name; None is PyTorch without us. `watched` is our loaders with nothing engaged."""
 
@@ -62,6 +63,7 @@ class Engaged:
         return {
             "changed_passes": self.loaders.num_changed,
             "computed_batches": sum(part.num_batches for part in parts),
+            "batches_ahead": self.loaders.num_ahead,
             "images_not_decoded": found.decoded.num_given,
             "problems": list(self.problems),
         }

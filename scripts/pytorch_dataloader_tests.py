@@ -180,7 +180,7 @@ def row(name: str, found: Outcomes, num_differing: int | None) -> str:
     """One row of the table."""
     changed, computed, mended = (
         sum(one["changed_passes"] for one in found.evidence),
-        sum(one["computed_batches"] for one in found.evidence),
+        sum(one["computed_batches"] + one["batches_ahead"] for one in found.evidence),
         sum(len(one["problems"]) for one in found.evidence),
     )
     cells = [

@@ -1,14 +1,28 @@
 """Batches made ahead by processes are plain's to the bit, and so is every random number after them; or plain's own."""
 
+import functools
+import os
 import random
+import subprocess
+import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 torch = pytest.importorskip("torch")
 import numpy as np  # noqa: E402
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset, TensorDataset  # noqa: E402
+from torch.utils.data import (  # noqa: E402
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from flatout.frameworks.pytorch.input.ahead.generators import Draws, Movements, Place, skip  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
@@ -323,3 +337,247 @@ def test_movements_are_known_when_two_in_a_row_are_alike():
     skip(Draws(python=9))
     known.saw(before, Place.now())
     assert known.batch is None and known.gap == Draws(torch=7) and not known.draws_nothing
+
+
+# -- datasets, samplers and loops that nobody would write for a test
+
+COUNTER = [0]
+
+
+@functools.lru_cache(maxsize=16)
+def looked_up(i):
+    return torch.rand(())
+
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+    def __eq__(self, other):
+        return isinstance(other, Point) and bool((self.x == other.x).all())
+
+    __hash__ = None
+
+
+class Awkward(Items):
+    taken = 0
+
+    def __init__(self, what):
+        super().__init__(what)
+        self.own = np.random.default_rng(4)
+        self.generator = torch.Generator().manual_seed(5)
+        self.random = random.Random(6)
+        self.cache = {}
+        self.local = threading.local()
+        self.last = None
+
+    def own_generator(self, i):
+        return self.x[i] + self.own.random()
+
+    def torch_generator(self, i):
+        return self.x[i] + torch.rand((), generator=self.generator)
+
+    def own_python(self, i):
+        return self.x[i] + self.random.random()
+
+    def reseeds(self, i):
+        torch.manual_seed(i)
+        return self.x[i] + torch.rand(())
+
+    def restores(self, i):
+        state = torch.get_rng_state()
+        torch.manual_seed(i)
+        found = self.x[i] + torch.rand(())
+        torch.set_rng_state(state)
+        return found
+
+    def caches(self, i):
+        if i not in self.cache:
+            self.cache[i] = torch.rand(())
+        return self.x[i] + self.cache[i]
+
+    def remembers(self, i):
+        return self.x[i] + looked_up(i)
+
+    def of_the_class(self, i):
+        type(self).taken += 1
+        return self.x[i] + type(self).taken
+
+    def of_the_module(self, i):
+        COUNTER[0] += 1
+        return self.x[i] + COUNTER[0]
+
+    def of_the_thread(self, i):
+        self.local.num = getattr(self.local, "num", 0) + 1
+        return self.x[i] + self.local.num
+
+    def of_the_environment(self, i):
+        os.environ["AWKWARD"] = str(int(os.environ.get("AWKWARD", "0")) + 1)
+        return self.x[i] + int(os.environ["AWKWARD"])
+
+    def of_the_former(self, i):
+        before, self.last = self.last, i
+        return self.x[i] + (before or 0)
+
+    def of_the_process(self, i):
+        return self.x[i] + (os.getpid() == PID)
+
+    def in_threads(self, i):
+        with ThreadPoolExecutor(2) as pool:
+            return self.x[i] + sum(pool.map(float, range(4)))
+
+    def in_a_program(self, i):
+        if i % 40:
+            return self.x[i]
+        return self.x[i] + int(subprocess.run([sys.executable, "-S", "-c", "print(7)"], capture_output=True).stdout)
+
+    def writes_to_the_dataset(self, i):
+        self.x[i] += 1
+        return self.x[i].clone()
+
+    def views(self, i):
+        return self.x[i]
+
+    def many(self, i):
+        return {"a": [self.x[i], (i, str(i))], "b": np.float32(i), "c": torch.tensor(1j * i), "d": np.arange(3) + i}
+
+    def empty(self, i):
+        return torch.zeros(0, 4) + torch.rand(())
+
+    def of_half(self, i):
+        return self.x[i].half() + torch.rand(()).half()
+
+    def as_wide_as_it_likes(self, i):
+        return torch.rand(1 + i % 3).sum()
+
+    def stops(self, i):
+        if i == 31:
+            raise StopIteration
+        return self.x[i] + torch.rand(())
+
+    def leaves(self, i):
+        if i == 31:
+            raise KeyError("gone")
+        return self.x[i] + torch.rand(())
+
+    def sets_threads(self, i):
+        torch.set_num_threads(torch.get_num_threads())
+        return self.x[i] + torch.rand(())
+
+    def normal_pairs(self, i):
+        return self.x[i] + sum(random.gauss(0, 1) for _ in range(1 + i % 2))
+
+    def shuffles(self, i):
+        order = list(range(4))
+        random.shuffle(order)
+        return self.x[i][order] + float(np.random.permutation(4)[0])
+
+
+PID = os.getpid()
+KINDS = [name for name in vars(Awkward) if not name.startswith("_") and name != "taken"]
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch):
+    def begin():
+        monkeypatch.setenv("AWKWARD", "0")
+        Awkward.taken, COUNTER[0] = 0, 0
+        looked_up.cache_clear()
+
+    yield begin
+
+
+@pytest.mark.parametrize("training", [nothing, dropout], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("what", KINDS)
+def test_awkward_items_are_plains(what, training, _fresh):
+    def again(num):
+        _fresh()
+        try:
+            return seen(DataLoader(Awkward(what), batch_size=BATCH, shuffle=True), training, num=num)
+        except RuntimeError as problem:  # what `StopIteration` in an item comes to
+            return [type(problem).__name__], 0, []
+
+    ours, plain = again(2), again(0)
+    assert ours[0] == plain[0]
+
+
+def test_there_are_at_least_two_dozen_awkward_kinds():
+    assert len(KINDS) >= 24
+
+
+class Listens:
+    """A sampler that draws what the training has marked as hard."""
+
+    def __init__(self):
+        self.hard = []
+
+    def __len__(self):
+        return NUM
+
+    def __iter__(self):
+        for i in range(NUM):
+            yield self.hard.pop() if self.hard and i % 3 == 2 else i
+
+
+class Grows(Dataset):
+    def __init__(self):
+        self.num = 40
+
+    def __len__(self):
+        return self.num
+
+    def __getitem__(self, i):
+        return torch.rand(()) + i
+
+
+def test_a_sampler_that_listens_to_the_training_is_plains():
+    def again(num):
+        sampler = Listens()
+        loader = DataLoader(Items("crop"), batch_size=BATCH, sampler=sampler)
+        return seen(loader, lambda step: sampler.hard.append(step % NUM), num=num)[0]
+
+    assert again(2) == again(0)
+
+
+def test_a_dataset_that_grows_between_passes_is_plains():
+    def again(num):
+        data = Grows()
+
+        def training(step):
+            data.num = 40 + 8 * (step // 10)
+
+        return seen(DataLoader(data, batch_size=8, shuffle=True), training, num=num)[0]
+
+    assert again(2) == again(0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shuffle": False, "sampler": WeightedRandomSampler([1.0] * NUM, 64)},
+        {"shuffle": False, "batch_size": 1, "batch_sampler": BatchSampler(range(NUM), 7, drop_last=True)},
+        {"pin_memory": False, "persistent_workers": False, "timeout": 0},
+        {"collate_fn": list},
+        {"collate_fn": lambda items: (len(items), np.stack([x.numpy() for x, _ in items]), torch.rand(2))},
+    ],
+    ids=["weighted", "batch sampler", "written out", "a list", "numpy"],
+)
+def test_awkward_loaders_are_plains(changes):
+    assert seen(loader_of("crop", **changes), dropout, num=2)[0] == seen(loader_of("crop", **changes), dropout)[0]
+
+
+def test_datasets_one_behind_the_other_are_plains():
+    def again(num):
+        data = ConcatDataset([Items("noise"), Items("odd_noise"), Items("plain")])
+        return seen(DataLoader(data, batch_size=BATCH, shuffle=True), dropout, num=num)[0]
+
+    assert again(2) == again(0)
+
+
+def test_a_batch_that_the_training_writes_into_changes_no_later_one():
+    def again(num):
+        data = Awkward("views")
+        loader = DataLoader(data, batch_size=None, shuffle=True)
+        return seen(loader, lambda step: data.x.mul_(1.01), num=num)[0]
+
+    assert again(2) == again(0)

@@ -96,6 +96,8 @@ def mark(value: Any, *, closely: bool) -> Any:
     """What differs when one thing is another, or was changed, as `marks` says."""
     if isinstance(value, _VALUES):
         return type(value).__name__, value
+    if isinstance(value, functools._lru_cache_wrapper):
+        return id(value), value.cache_info().misses
     if isinstance(value, torch.Tensor):
         array = None
         if closely:

@@ -22,6 +22,7 @@ from flatout.frameworks.pytorch.input.ahead.generators import Draws, Movements, 
 from flatout.frameworks.pytorch.input.ahead.process import Items, Made, Wanted
 from flatout.frameworks.pytorch.input.dataset_state import held_open, marks
 from flatout.frameworks.pytorch.input.plain_iterator import GivenOrder
+from flatout.frameworks.pytorch.input.shuffles import KNOWN, why_not_ahead
 from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
 from flatout.frameworks.pytorch.input.worker_settings import start_method
 from flatout.frameworks.pytorch.seams.trees import digest
@@ -66,7 +67,9 @@ def refusal(loader: DataLoader[Any]) -> str | None:
         return f"processes are started by `{start_method()}`, which would not inherit the dataset as it is"
     if (held := held_open(loader.dataset)) is not None:
         return f"its dataset holds an open `{held}`, whose position processes would share"
-    return None
+    if loader.batch_sampler is not None:
+        return why_not_ahead(loader, of_list=False)
+    return None if type(loader.sampler) in KNOWN else "the order comes from a sampler of the script's"
 
 
 class Ahead:
@@ -126,10 +129,10 @@ class Ahead:
         try:
             made: Made = next(workers)
             return made
-        except StopIteration:
-            self._workers = None
-            raise
         except Exception as problem:
+            if isinstance(problem, StopIteration) and self._num_given == len(workers._drawn):  # not one of an item's
+                self._workers = None
+                raise
             if is_interruption(problem):
                 raise
             self._known.missed(f"a process that makes batches failed: {type(problem).__name__}")
