@@ -44,7 +44,7 @@ WARM_UP_STEPS = 30
 """Gradients of a freshly initialised network say little about rounding (bf16 on a ResNet: slope 0.95 at step 0, 0.996
 at step 36)."""
 
-WARM_UP_LIMIT_S = 15.0
+WARM_UP_LIMIT_S, WARM_UP_REST_S = 15.0, 3.0
 FAR_TOO_LONG = 4
 """A window that takes so many times as long as it was to is made shorter from then on."""
 
@@ -328,7 +328,7 @@ class Bench:
         first = self.window({}, purpose="warm-up", patience_s=self.terms.start_limit_s)
         self.step_guess_s = max(first.training_step_s, 1e-5)
         rest = WARM_UP_STEPS - 5
-        affordable = int(WARM_UP_LIMIT_S / self.step_guess_s)
+        affordable = int(WARM_UP_REST_S / self.step_guess_s)  # numbers are compared later, after many more steps
         if min(rest, affordable) > 0:
             self.size = replace(self.size, num_steps=min(rest, affordable))
             self.step_guess_s = max(self.window({}, purpose="warm-up").training_step_s, 1e-5)
