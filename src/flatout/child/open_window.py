@@ -10,7 +10,7 @@ from typing import Any
 
 from flatout.child.orders import Order
 from flatout.frameworks.contract import Step
-from flatout.records.trace import Window
+from flatout.records.trace import OUTSIDE, Window
 
 
 class OpenWindow:
@@ -40,13 +40,12 @@ class OpenWindow:
         self.step_s.append(step.ended_s - self._last_s)
         self._outside_s.append(step.outside_s)
         self._last_s = step.ended_s
-        if self.order.observe not in ("off", "ends"):
-            number = len(self.step_s) - 1
-            for name, seconds in step.phases.items():
-                if name != "unattributed":
-                    row = self._phases.setdefault(name, [])
-                    row.extend([0.0] * (number - len(row)))
-                    row.append(seconds)
+        number, whole = len(self.step_s) - 1, self.order.observe not in ("off", "ends")
+        for name, seconds in step.phases.items():
+            if name in OUTSIDE or (whole and name != "unattributed"):
+                row = self._phases.setdefault(name, [])
+                row.extend([0.0] * (number - len(row)))
+                row.append(seconds)
 
     def add_all(self, ends_s: list[float]) -> None:
         """Steps of which nothing but their ends is known."""

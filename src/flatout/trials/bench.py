@@ -83,6 +83,9 @@ class Bench:
         self._endless = True
         self._scratch: Path | None = None
         self.step_guess_s = 0.5
+        """What passes with a step, evaluation and checkpoints included."""
+        self._outside_s = 0.0
+        """Their part of it."""
         self.lots = random.Random(0)
         """Draws which side of a pair goes first; the same in every run, and unrelated to what the machine does."""
         self.noise = 0.0
@@ -281,6 +284,7 @@ class Bench:
             observe=observe,
             num_steps=num_steps or self.size.num_steps,
             skip_steps=self.size.skip_steps if skip is None else skip,
+            **({"limit_s": WARM_UP_LIMIT_S} if purpose == "warm-up" else {}),
         )
         found = next((r for r in reversed(records) if isinstance(r, Window)), None)
         if found is None and not levers:
@@ -322,17 +326,26 @@ class Bench:
         fitting = int(WARM_UP_LIMIT_S / max(self.facts.warm_up_step_s, 1e-5))
         self.size = Size(num_steps=min(max(fitting, 1), 5), skip_steps=0, loader_skip_steps=3)
         first = self.window({}, purpose="warm-up", patience_s=self.terms.start_limit_s)
-        self.step_guess_s = max(first.training_step_s, 1e-5)
+        self.guess(first.training_step_s)
         rest = WARM_UP_STEPS - 5
         affordable = int(WARM_UP_LIMIT_S / self.step_guess_s)
         if min(rest, affordable) > 0:
             self.size = replace(self.size, num_steps=min(rest, affordable))
-            self.step_guess_s = max(self.window({}, purpose="warm-up").training_step_s, 1e-5)
-        self._resize()
+            first = self.window({}, purpose="warm-up")
+        self._resize(first.training_step_s)
 
-    def _resize(self) -> None:
+    def guess(self, training_step_s: float) -> None:
+        """Expect a training step to take so long, and what lies between steps as long as in all windows so far."""
+        num_steps = sum(window.num_steps for _, window in self.windows)
+        outside_s = math.fsum(math.fsum(window.outside_s) for _, window in self.windows)
+        self._outside_s = outside_s / num_steps if num_steps else 0.0
+        self.step_guess_s = max(training_step_s + self._outside_s, 1e-5)
+
+    def _resize(self, training_step_s: float) -> None:
+        self.guess(training_step_s)
         loaders = self.facts.loaders if self.facts is not None else ()
-        self.size = size_for(self.step_guess_s, loaders[0].num_batches if loaders else None)
+        num_batches = loaders[0].num_batches if loaders else None
+        self.size = size_for(max(training_step_s, 1e-5), num_batches, self._outside_s)
         self._fit_into_a_run()
 
     def _fit_into_a_run(self) -> None:
@@ -351,8 +364,8 @@ class Bench:
         too_short = took_s < WINDOW_S / 2 and self.size.num_steps < MAX_STEPS
         if not too_short and took_s <= FAR_TOO_LONG * max(planned_s, WINDOW_S):
             return False
-        former, self.step_guess_s = self.size.num_steps, max(window.training_step_s, 1e-5)
-        self._resize()
+        former = self.size.num_steps
+        self._resize(window.training_step_s)
         return self.size.num_steps > former if too_short else self.size.num_steps < former
 
 

@@ -1,0 +1,58 @@
+"""Are Python threads that compute beside the training named, with the line at which they do?"""
+
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("torch")
+
+from flatout.frameworks.pytorch.observe.other_threads import OtherThreads
+
+
+def beside(work, name, seconds=0.3):
+    """What is said of a thread that does `work` again and again while this one sleeps."""
+    stop = threading.Event()
+
+    def go_on():
+        while not stop.is_set():
+            work()
+
+    thread = threading.Thread(target=go_on, name=name, daemon=True)
+    thread.start()
+    try:
+        threads, until_s = OtherThreads(), time.perf_counter() + seconds
+        while time.perf_counter() < until_s:
+            threads.look(threading.get_ident())
+            time.sleep(0.02)
+        return {one.name: one for one in threads.busy()}
+    finally:
+        stop.set()
+        thread.join()
+
+
+def spin():
+    for _ in range(2000):
+        sum(range(20))
+
+
+def test_a_thread_that_computes_is_named_with_its_line():
+    found = beside(spin, "dashboard")["dashboard"]
+    assert found.cpu_fraction > 0.3 and found.place.startswith("test_other_threads.py:")
+    first = spin.__code__.co_firstlineno
+    assert int(found.place.split(":")[1]) in range(first, first + 3)
+
+
+def test_a_thread_that_sleeps_is_none():
+    assert "sleeper" not in beside(lambda: time.sleep(0.01), "sleeper")
+
+
+def test_the_thread_that_trains_is_none_and_neither_is_one_that_has_ended():
+    threads = OtherThreads()
+    ended = threading.Thread(target=lambda: time.sleep(0.05), name="ended")
+    ended.start()
+    threads.look(threading.get_ident())
+    ended.join()
+    spin()
+    threads.look(threading.get_ident())
+    assert not {"ended", threading.current_thread().name} & {one.name for one in threads.busy()}
