@@ -314,7 +314,7 @@ def _sentence(binding: str, parts: Sequence[str], found: Findings) -> str:
             f"`{one.name}` at `{one.place}` ({_percent(one.cpu_fraction)} of a core)"
             for one in found.facts.busy_threads
         ]
-        said = f"training waits for its turn in Python, which another thread holds: {', '.join(threads)}"
+        said = f"training waits for its turn in Python, where another thread never sleeps: {', '.join(threads)}"
     elif binding == "slow steps" and slow is not None:
         where = f", mostly in {slow.phase}" if slow.phase else ""
         said = f"one in {slow.every:.0f} takes {slow.times:.1f} times as long as the usual one{where}"

@@ -123,7 +123,7 @@ class Baseline:
 
     def _begins(self, text: str) -> bool:
         """Whether there is time for it, which an evaluation between two steps may have taken."""
-        if fits := time.perf_counter() < max(self._until_s, self.budget.deadline_s()):
+        if fits := time.perf_counter() < self._until_s or self.budget.share_spent < 1:
             self._stage(text)
         return fits
 

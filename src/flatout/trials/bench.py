@@ -45,7 +45,7 @@ at step 36)."""
 
 WARM_UP_LIMIT_S = 15.0
 FAR_TOO_LONG = 4
-"""A window that takes so many times as long as it was to is made shorter from then on."""
+"""A window that takes so many times as long as it was to ends there, and the next ones are made shorter."""
 
 MAX_RESTARTS = 200
 COMPILE_LIMIT_S = 240.0
@@ -84,8 +84,8 @@ class Bench:
         self._scratch: Path | None = None
         self.step_guess_s = 0.5
         """What passes with a step, evaluation and checkpoints included."""
-        self._outside_s = 0.0
-        """Their part of it."""
+        self._training_guess_s = self.step_guess_s
+        """Without them."""
         self.lots = random.Random(0)
         """Draws which side of a pair goes first; the same in every run, and unrelated to what the machine does."""
         self.noise = 0.0
@@ -210,7 +210,7 @@ class Bench:
 
     # -- orders --------------------------------------------------------------------------------------------------
 
-    def _ask(self, levers: Levers, limit_s: float, **what: Any) -> list[Record]:
+    def _ask(self, levers: Levers, limit_s: float, /, **what: Any) -> list[Record]:
         """Give an order; a script that has merely ended is started again, one that broke under levers has failed."""
         unreleased = ""
         for _attempt in range(3):
@@ -284,7 +284,7 @@ class Bench:
             observe=observe,
             num_steps=num_steps or self.size.num_steps,
             skip_steps=self.size.skip_steps if skip is None else skip,
-            **({"limit_s": WARM_UP_LIMIT_S} if purpose == "warm-up" else {}),
+            limit_s=FAR_TOO_LONG * max((num_steps or self.size.num_steps) * self._training_guess_s, WINDOW_S),
         )
         found = next((r for r in reversed(records) if isinstance(r, Window)), None)
         if found is None and not levers:
@@ -338,14 +338,14 @@ class Bench:
         """Expect a training step to take so long, and what lies between steps as long as in all windows so far."""
         num_steps = sum(window.num_steps for _, window in self.windows)
         outside_s = math.fsum(math.fsum(window.outside_s) for _, window in self.windows)
-        self._outside_s = outside_s / num_steps if num_steps else 0.0
-        self.step_guess_s = max(training_step_s + self._outside_s, 1e-5)
+        self._training_guess_s = max(training_step_s, 1e-5)
+        self.step_guess_s = self._training_guess_s + outside_s / max(num_steps, 1)
 
     def _resize(self, training_step_s: float) -> None:
         self.guess(training_step_s)
         loaders = self.facts.loaders if self.facts is not None else ()
         num_batches = loaders[0].num_batches if loaders else None
-        self.size = size_for(max(training_step_s, 1e-5), num_batches, self._outside_s)
+        self.size = size_for(self._training_guess_s, num_batches, self.step_guess_s - self._training_guess_s)
         self._fit_into_a_run()
 
     def _fit_into_a_run(self) -> None:

@@ -1,13 +1,21 @@
 """Are Python threads that compute beside the training named, with the line at which they do?"""
 
+import sys
 import threading
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 
+from flatout.frameworks.pytorch.levers import registry
 from flatout.frameworks.pytorch.observe.other_threads import OtherThreads
+from flatout.records.facts import BusyThread
+from handmade import FACTS, MACHINE
+
+LEVER = registry()["switch_interval"]
 
 
 def beside(work, name, seconds=0.3):
@@ -56,3 +64,22 @@ def test_the_thread_that_trains_is_none_and_neither_is_one_that_has_ended():
     spin()
     threads.look(threading.get_ident())
     assert not {"ended", threading.current_thread().name} & {one.name for one in threads.busy()}
+
+
+def test_the_interpreter_is_passed_on_sooner_and_then_as_the_script_has_it():
+    session, before = SimpleNamespace(kept={}), sys.getswitchinterval()
+    LEVER.engage(session, {})
+    assert sys.getswitchinterval() == pytest.approx(1e-5) and LEVER.evidence(session) == "passed on after 10 µs"
+    LEVER.release(session)
+    assert sys.getswitchinterval() == before and session.kept == {} and LEVER.evidence(session) is None
+    LEVER.engage(session, {})
+    sys.setswitchinterval(1e-3)
+    LEVER.release(session)
+    assert sys.getswitchinterval() == pytest.approx(1e-3), "what the script has set meanwhile stays"
+    sys.setswitchinterval(before)
+
+
+def test_it_is_tried_and_measured_only_beside_a_thread_that_computes():
+    assert LEVER.applies(FACTS, MACHINE) == "no other Python thread computes" and LEVER.frees(FACTS, MACHINE) == {}
+    busy = replace(FACTS, busy_threads=(BusyThread(name="dashboard", place="train.py:21", cpu_fraction=0.9),))
+    assert LEVER.applies(busy, MACHINE) is None and LEVER.frees(busy, MACHINE) == {"free_interpreter": {}}
