@@ -354,7 +354,7 @@ OF_ONE_FRAMEWORK = {
 
 OTHER_MEANINGS = {
     ("judge/causes.py", "checkpoints"): "a cause",
-    ("judge/diagnosis.py", "checkpoints"): "a cause",
+    ("judge/remedies.py", "checkpoints"): "a cause",
     ("judge/causes.py", "tf32"): "arithmetic",
     ("records/ceilings.py", "tf32"): "arithmetic",
     ("records/ceilings.py", "bf16"): "a processor's feature",

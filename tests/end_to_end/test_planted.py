@@ -69,20 +69,20 @@ def test_nothing_is_concluded_where_a_step_is_many_times_as_fast_while_it_is_sam
     assert "in plain windows and" in found["contradictions"][0] and "sampled" in found["contradictions"][0]
 
 
-def test_nothing_is_concluded_from_parts_of_a_step_that_the_plain_run_contradicts(tmp_path: Path) -> None:
+def test_a_thread_that_holds_the_interpreter_is_named_with_its_line(tmp_path: Path) -> None:
     """Beside a thread that never sleeps a step takes 20 ms or 400 ms, and it may be either where it is looked at."""
     script = Path(SCRIPT).with_name("polls.py")
-    command = [sys.executable, "-m", "flatout", "why", "--json", "--budget", "40s", *HERE, str(script)]
+    command = [sys.executable, "-m", "flatout", "why", "--json", "--budget", "20s", *HERE, str(script)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     result = json.loads((tmp_path / found["run"] / "result.json").read_text())
-    times = result["anatomy"]["step_s"] * found["steps_per_s"]
-    if found["binding"] == "not concluded":
-        assert found["bounds"] == {} and "in plain windows and" in found["contradictions"][0]
-    else:
-        unsure = (result["foreign_fraction"] or 0.0) > 0.08 or result["baseline_spread_fraction"] > 0.25
-        assert unsure or 0.5 < times < 2
+    (thread,) = result["facts"]["busy_threads"]
+    assert thread["name"] == "dashboard" and thread["place"] in {f"polls.py:{line}" for line in range(13, 17)}
+    if (result["foreign_fraction"] or 0.0) > 0.08:
+        pytest.skip(f"other processes used {result['foreign_fraction']:.0%} of the CPU")
+    assert found["binding"] == "interpreter" and "`dashboard` at `polls.py:" in result["diagnosis"]["sentence"]
+    assert found["bounds"]["an interpreter that is passed on at once"] > 1.5
 
 
 def test_a_read_that_is_printed_and_one_that_stops_the_training_are_named_by_their_lines(tmp_path: Path) -> None:

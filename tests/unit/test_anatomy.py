@@ -84,6 +84,15 @@ def test_evaluation_and_checkpoints_never_enter():
     assert "evaluation" not in found.not_observed and "checkpoint" not in found.not_observed
 
 
+def test_what_lies_between_steps_is_counted_in_all_windows_because_few_see_it():
+    seen = window((0.010, 0.010), {"forward": 0.006})
+    beside = [window((0.010, 0.110), {"evaluation": (0.0, 0.1)}, outside_s=(0.0, 0.1), observe="ends"), seen, seen]
+    found = dissect([seen], beside)
+    assert found.outside_s == pytest.approx({"evaluation": 0.1 / 6}) and found.step_s == pytest.approx(0.010)
+    assert found.all_s == pytest.approx(0.16 / 6)
+    assert found.spread_fraction["evaluation"] == pytest.approx(0.625 * 0.375), "one evaluation says little"
+
+
 def test_shares_are_of_the_training_step():
     found = dissect([window((0.010,), {"forward": 0.004})])
     assert found.share("forward") == pytest.approx(0.4) and found.share("unattributed") == pytest.approx(0.6)

@@ -301,9 +301,9 @@ def test_a_window_without_skipped_steps_begins_at_once(conducted):
     assert ready(here) == [-1, 0]
 
 
-def test_a_window_ends_at_its_time_limit_at_a_step_end(conducted):
-    here = conducted(order(0, num_steps=1000, limit_s=1.2, skip_steps=0), mode="trial")
-    here.framework.step(9)
+def test_a_window_ends_at_its_time_limit_at_a_step_end_and_evaluation_does_not_count(conducted):
+    here = conducted(order(0, num_steps=1000, limit_s=0.7, skip_steps=0), mode="trial")
+    here.framework.step(9)  # of each second half a second is training
     assert records(here, Window)[0].num_steps == 3
 
 

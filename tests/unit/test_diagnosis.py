@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 from flatout.judge.activity import Activity, SlowSteps
+from flatout.judge.anatomy import Account
 from flatout.judge.causes import Findings, arithmetic_of, saved
 from flatout.judge.diagnosis import BINDINGS, diagnose
 from flatout.judge.stats import Comparison
 from flatout.records.ceilings import Ceiling, Ceilings
+from flatout.records.facts import BusyThread
 from flatout.records.trace import Census, Operation, Scaling
 from handmade import FACTS, LOADER, MACHINE, MODEL, anatomy
 
@@ -86,6 +88,9 @@ def bound(found, remedy):
     return next(b for b in found.bounds if b.remedy == remedy)
 
 
+POLLS = BusyThread(name="dashboard", place="train.py:21", cpu_fraction=0.97)
+
+
 PLANTED = {
     "input": findings(DATA_BOUND, counterfactuals={"free_data": compared(3.2)}),
     "compute": findings(
@@ -109,6 +114,15 @@ PLANTED = {
     "thread oversubscription": findings(
         MODEL_BOUND, facts=replace(FACTS, num_threads=8), counterfactuals={"fitting_threads": compared(1.8)}
     ),
+    "debug switches": findings(
+        MODEL_BOUND,
+        facts=replace(FACTS, debug_switches=("anomaly detection",)),
+        counterfactuals={"debugging_off": compared(1.7)},
+    ),
+    "interpreter": findings(
+        MODEL_BOUND, facts=replace(FACTS, busy_threads=(POLLS,)), counterfactuals={"free_interpreter": compared(12.0)}
+    ),
+    "evaluation": findings(MODEL_BOUND, outside={"evaluation": 4.0}),
     "optimizer": findings({"optimizer": 0.6, "forward": 0.1, "backward": 0.2, "data": 0.1}),
     "checkpoints": findings(MODEL_BOUND, outside={"checkpoint": 20.0}),
     "garbage collection": findings({"garbage": 0.6, "forward": 0.1, "backward": 0.2, "data": 0.1}),
@@ -424,3 +438,60 @@ def test_workers_that_take_the_models_cores_bind_although_nobody_waits_for_them(
 def test_a_little_of_the_models_cores_leaves_the_model_what_binds():
     found = diagnose(findings(MODEL_BOUND, counterfactuals={"free_data": compared(1.2)}))
     assert found.binding == "compute"
+
+
+# -- what lies between steps, and what is known by trying alone -------------------------------------------------------
+
+
+def test_evaluation_that_takes_most_of_the_time_binds_and_is_said_with_its_share():
+    found = diagnose(findings(MODEL_BOUND, outside={"evaluation": 4.0}))
+    assert found.sentence == "evaluation: training waits while the model is evaluated, 80 % of the time"
+    assert bound(found, "free evaluation").ratio == pytest.approx(5.0)
+    assert bound(found, "free evaluation").how.startswith("of all the time")
+    assert bound(found, "free optimizer").ratio == pytest.approx(1 / 0.95), "bounds of a step stay those of a step"
+
+
+def test_what_a_cause_in_the_step_is_worth_beside_evaluation_is_of_all_the_time():
+    found = diagnose(findings(DATA_BOUND, outside={"evaluation": 0.8}))
+    assert found.binding == "evaluation" and found.also == ("input",)  # 44 % of the time, and 70 % of 56 %
+    assert diagnose(findings(DATA_BOUND, outside={"evaluation": 0.3})).binding == "input"
+
+
+def test_evaluation_and_checkpoints_are_weighed_on_one_scale():
+    found = diagnose(findings(MODEL_BOUND, outside={"evaluation": 3.0, "checkpoint": 1.0}))
+    assert bound(found, "free evaluation").ratio == pytest.approx(2.5)
+    assert bound(found, "free checkpoints").ratio == pytest.approx(1.25)
+
+
+def test_debug_switches_are_named_before_the_time_of_the_model_that_they_lengthen():
+    found = diagnose(PLANTED["debug switches"])
+    assert found.sentence.startswith("debug switches: each step pays for anomaly detection")
+    assert bound(found, "no debug switches").ratio == pytest.approx(1.7)
+    slower = {"debugging_off": compared(1.15), "free_data": compared(3.2)}
+    other = diagnose(replace(PLANTED["debug switches"], anatomy=anatomy(DATA_BOUND), counterfactuals=slower))
+    assert other.binding == "input" and bound(other, "no debug switches").ratio == pytest.approx(1.15)
+    same = {"debugging_off": compared(1.0, verdict="no difference")}
+    assert diagnose(replace(PLANTED["debug switches"], counterfactuals=same)).binding == "compute"
+
+
+def test_what_no_lever_turns_off_is_noted():
+    found = diagnose(findings(MODEL_BOUND, facts=replace(FACTS, set_from_outside=("CUDA_LAUNCH_BLOCKING=1",))))
+    assert "set for the process, and may slow each step: CUDA_LAUNCH_BLOCKING=1" in found.notes
+
+
+def test_a_thread_that_holds_the_interpreter_is_named_with_its_line():
+    found = diagnose(PLANTED["interpreter"])
+    assert (
+        found.sentence.startswith("interpreter: ") and "`dashboard` at `train.py:21` (97 % of a core)" in found.sentence
+    )
+    assert bound(found, "an interpreter that is passed on at once").ratio == pytest.approx(12.0)
+    assert found.also == (), "what is left is no cause"
+
+
+def test_a_thread_that_holds_the_interpreter_explains_that_the_step_contradicts_itself():
+    one = Account(plain_s=(0.42, 0.43, 0.42, 0.41), other_s=(0.02, 0.021, 0.02, 0.02))
+    found = diagnose(replace(PLANTED["interpreter"], accounts={"taken apart": one}))
+    assert found.binding == "interpreter" and [b.remedy for b in found.bounds] == [
+        "an interpreter that is passed on at once"
+    ]
+    assert found.evidence == found.contradictions != ()

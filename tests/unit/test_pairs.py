@@ -161,6 +161,17 @@ def test_a_plain_window_that_took_far_too_long_makes_the_next_ones_shorter(tmp_p
     assert one.resize_after(window((0.5,) * 25)) and one.size.num_steps == 1
 
 
+def test_windows_are_as_long_as_what_lies_between_their_steps_lets_them_be(tmp_path):
+    one = bench.Bench(Script(path="train.py"), tmp_path, {}, Terms())
+    one.size, one.step_guess_s = size_for(0.01, None), 0.01
+    seen = window((0.01,) * 9 + (1.01,), outside_s=(0.0,) * 9 + (1.0,))
+    one.windows = [("1", seen), ("1", window((0.01,) * 10))]
+    assert one.resize_after(window((0.01,) * 24 + (2.01,), outside_s=(0.0,) * 24 + (2.0,)))
+    assert one.step_guess_s == pytest.approx(0.06), "an evaluation of a second in twenty steps"
+    assert one.size.num_steps == 7, "a quarter of the window is training at the least"
+    assert not one.resize_after(window((0.01,) * 7)), "without one it is no shorter than it should be"
+
+
 def test_looking_for_quiet_goes_on_with_longer_windows():
     class Growing(Bench):
         def __init__(self):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -343,6 +344,12 @@ def test_a_lever_that_goes_by_name_only_is_tried_only_where_it_was_named():
     assert {u.lever: u.reason for u in where.untried} == {
         "b": "only by name (`--levers b`): a killed run loses what it wrote"
     }
+    levers["c"] = lever("c", only_by_name="somebody may want it", frees=lambda *_: {"debugging_off": {}})
+    levers["d"] = lever("d", only_by_name="somebody may want it", applies=lambda *_: "no such switch is on")
+    gain = Bound(remedy="no debug switches", ratio=1.7, low=1.6, high=1.8, how="", shortens=("forward",))
+    reasons = {u.lever: u.reason for u in space(levers, diagnosis=replace(DIAGNOSIS, bounds=(gain,))).untried}
+    assert reasons["c"] == "only by name (`--levers c`): somebody may want it; measured to bring 1.70x"
+    assert reasons["d"] == "no such switch is on"
     named = space(levers, choice=Choice(only=("b",)))
     assert [set(c.levers) for c in named.singles] == [{"b"}]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from flatout.child.orders import Order
 from flatout.frameworks.contract import Step
-from flatout.records.trace import Window
+from flatout.records.trace import OUTSIDE, Window
 
 
 class OpenWindow:
@@ -27,26 +27,26 @@ class OpenWindow:
         self._outside_s: list[float] = []
         self._phases: dict[str, list[float]] = {}
         self._last_s = started_s
-        self._begun_s = started_s
+        self._training_s = 0.0
         self._start_on_trace_s = 0.0
 
     def restart(self, now_s: float, on_trace_s: float) -> None:
         """The first step begins now."""
-        self._last_s = self._begun_s = now_s
+        self._last_s = now_s
         self._start_on_trace_s = on_trace_s
 
     def add(self, step: Step) -> None:
         """A step has ended."""
         self.step_s.append(step.ended_s - self._last_s)
         self._outside_s.append(step.outside_s)
+        self._training_s += self.step_s[-1] - step.outside_s
         self._last_s = step.ended_s
-        if self.order.observe not in ("off", "ends"):
-            number = len(self.step_s) - 1
-            for name, seconds in step.phases.items():
-                if name != "unattributed":
-                    row = self._phases.setdefault(name, [])
-                    row.extend([0.0] * (number - len(row)))
-                    row.append(seconds)
+        number, whole = len(self.step_s) - 1, self.order.observe not in ("off", "ends")
+        for name, seconds in step.phases.items():
+            if name in OUTSIDE or (whole and name != "unattributed"):
+                row = self._phases.setdefault(name, [])
+                row.extend([0.0] * (number - len(row)))
+                row.append(seconds)
 
     def add_all(self, ends_s: list[float]) -> None:
         """Steps of which nothing but their ends is known."""
@@ -54,13 +54,14 @@ class OpenWindow:
         for now_s in ends_s:
             self.step_s.append(now_s - last_s)
             last_s = now_s
+        self._training_s += last_s - self._last_s
         self._last_s = last_s
         self._outside_s.extend([0.0] * len(ends_s))
 
     @property
     def complete(self) -> bool:
-        """Whether it has its steps, or its time is over."""
-        return len(self.step_s) >= self.order.num_steps or self._last_s - self._begun_s >= self.order.limit_s
+        """Whether it has its steps, or its time is over; an evaluation ends none, or more would seem to lie in it."""
+        return len(self.step_s) >= self.order.num_steps or self._training_s >= self.order.limit_s
 
     def record(self, found: Any, foreign_fraction: float | None) -> Window:
         """The window as it goes into the trace."""

@@ -31,7 +31,7 @@ class Order:
         levers: What to engage first; everything else is released.
         observe: `off`, `ends`, `phases`, `stacks` or `reads`.
         num_steps: Steps of the window.
-        limit_s: The window ends early after this many seconds, at a step's end.
+        limit_s: The window ends early after this many seconds of training, at a step's end.
         skip_steps: Steps after a change of levers that are not measured.
         reason: Why the levers are to be those: a decision that is noted with them; empty where none was made.
     """

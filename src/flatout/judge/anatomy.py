@@ -36,7 +36,7 @@ class Anatomy:
         phases_s: Seconds by phase within the step, largest first, `unattributed` last; they and nothing else sum to
             `step_s`. `unattributed` is below 0 where something was counted twice.
         spread_fraction: By phase, half the interquartile range of its share of the step between windows; NaN with one.
-            Of what lies between steps, its share of both.
+            Of what lies between steps, the standard error of its share of all the time that so few of them leave.
         outside_s: Seconds per step of what lies between steps (evaluation, checkpoints).
         not_observed: Phases that could not be seen in this run; none of them is known to be 0.
         device_s: Seconds by phase on the device's own clock; empty on a CPU.
@@ -57,6 +57,11 @@ class Anatomy:
         """The phase's share of the step, or None where it was not observed."""
         seconds = self.phases_s.get(phase)
         return None if seconds is None or not self.step_s > 0 else seconds / self.step_s
+
+    @property
+    def all_s(self) -> float:
+        """Seconds of a step and of its part of what lies between steps."""
+        return self.step_s + math.fsum(self.outside_s.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +115,11 @@ class Account:
         return low > times or high < 1 / (times + self.cost_s / stats.summarize(self.plain_s).median)
 
 
-def dissect(windows: Sequence[Window]) -> Anatomy:
+def dissect(windows: Sequence[Window], beside: Sequence[Window] = ()) -> Anatomy:
     """The anatomy of the steps in those windows whose phases were observed.
 
-    A phase that some windows saw and others did not took no time in those others: it can be seen in this run.
+    A phase that some windows saw and others did not took no time in those others: it can be seen in this run. What
+    lies between steps comes so seldom that it is counted in all windows `beside` them, where there are any.
 
     Raises:
         Inconclusive: No window with phases and at least one step that took time.
@@ -131,12 +137,12 @@ def dissect(windows: Sequence[Window]) -> Anatomy:
     totals = {name: math.fsum(_total(w, name) for w in seen) for name in inside}
     rest_s = training_s - math.fsum(totals.values())
     totals["unattributed"] = 0.0 if abs(rest_s) < ROUNDING * training_s else rest_s
-    outside = _outside(seen, num_steps)
+    outside, errors = _between(beside or seen)
     ordered = sorted(totals, key=lambda name: (name == "unattributed", -totals[name]))
     return Anatomy(
         step_s=training_s / num_steps,
         phases_s={name: totals[name] / num_steps for name in ordered},
-        spread_fraction={name: _spread(seen, name) for name in (*inside, "unattributed", *outside)},
+        spread_fraction={**{name: _spread(seen, name) for name in (*inside, "unattributed")}, **errors},
         outside_s=outside,
         not_observed=tuple(name for name in PHASES if name not in totals and name not in (*OUTSIDE, *AS_IT_COMES)),
         device_s=_device(seen, num_steps),
@@ -154,18 +160,24 @@ def _total(window: Window, name: str) -> float:
 
 
 def _spread(windows: Sequence[Window], name: str) -> float:
-    between = name in OUTSIDE  # a share of the steps and what lies between them
-    parts_s = [(_total(w, name), w.training_s) for w in windows if w.training_s > 0]
-    shares = [spent_s / (training_s + spent_s * between) for spent_s, training_s in parts_s]
+    shares = [_total(w, name) / w.training_s for w in windows if w.training_s > 0]
     if len(shares) < 2:
         return float("nan")
     ordered = sorted(shares)
     return (stats.quantile(ordered, 0.75) - stats.quantile(ordered, 0.25)) / 2
 
 
-def _outside(windows: Sequence[Window], num_steps: int) -> dict[str, float]:
-    found = {name: math.fsum(_total(w, name) for w in windows) / num_steps for name in OUTSIDE}
-    return {name: seconds for name, seconds in found.items() if seconds > 0}
+def _between(windows: Sequence[Window]) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds per step of each that lies between steps, and the standard error of its share of all the time."""
+    num_steps, all_s = sum(w.num_steps for w in windows), math.fsum(math.fsum(w.step_s) for w in windows)
+    seconds, errors = {}, {}
+    for name in OUTSIDE:
+        seen_s = [spent_s for w in windows for spent_s in w.phases.get(name, ()) if spent_s > 0]
+        if seen_s:
+            share = math.fsum(seen_s) / all_s
+            seconds[name] = math.fsum(seen_s) / num_steps
+            errors[name] = share * (1 - share) / math.sqrt(len(seen_s))
+    return seconds, errors
 
 
 def _device(windows: Sequence[Window], num_steps: int) -> dict[str, float]:

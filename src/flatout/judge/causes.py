@@ -20,6 +20,12 @@ from flatout.records.trace import Census, Scaling
 
 COMPUTING = ("forward", "loss", "backward", "optimizer")
 
+BETWEEN = {"evaluation": "evaluation", "checkpoints": "checkpoint"}
+"""Causes that lie between steps, each with its phase: what they are worth is of all the time."""
+
+REMEDIED = {"debug switches": "debugging_off", "interpreter": "free_interpreter"}
+"""Causes that are known by trying the step without them alone, which lies in its phases, and how that is called."""
+
 SHORTEST_BACK_TO_BACK = 2 / 3
 """Of its time in a step, what computing is believed to take back to back at the least; seen on CPUs: 0.75 to 1."""
 
@@ -96,9 +102,9 @@ def without(seconds: float, found: Findings, all_s: float | None = None) -> floa
     return max(all_s / max(all_s - seconds, all_s * 1e-3), 1.0)
 
 
-def with_checkpoints_s(found: Findings) -> float:
-    """Seconds of a mean step and of its part of the checkpoints between steps."""
-    return found.anatomy.step_s + found.anatomy.outside_s.get("checkpoint", 0.0)
+def between_s(found: Findings, cause: str) -> float:
+    """Seconds of a mean step's part of a cause that lies between steps."""
+    return found.anatomy.outside_s.get(BETWEEN[cause], 0.0)
 
 
 def phase_s(found: Findings, name: str) -> float:
@@ -127,7 +133,8 @@ def back_to_back(found: Findings) -> float:
 
 def eased_s(saved_s: float, found: Findings) -> float:
     """Seconds of computing that end with `saved_s` of interruptions: their share of what `back_to_back` promises."""
-    computing_s, all_s = sum(phase_s(found, name) for name in COMPUTING), with_checkpoints_s(found)
+    computing_s = sum(phase_s(found, name) for name in COMPUTING)
+    all_s = found.anatomy.step_s + between_s(found, "checkpoints")  # an evaluation computes itself
     interrupted_s = all_s - computing_s
     if interrupted_s <= 0:
         return 0.0
@@ -187,15 +194,19 @@ def cores_taken_s(found: Findings) -> float:
 
 def causes(found: Findings) -> dict[str, float]:
     """Each cause that can hold a step back, and how many times as fast the step would be without it."""
-    own_s = max(model_s(found) + phase_s(found, "loss") - cores_taken_s(found), 0.0)
+    remedied = {cause: believed(found.counterfactuals.get(name), 1.0) for cause, name in REMEDIED.items()}
+    others_s = cores_taken_s(found) + sum(saved(ratio) for ratio in remedied.values()) * found.anatomy.step_s
+    own_s = max(model_s(found) + phase_s(found, "loss") - others_s, 0.0)
     return {
+        **remedied,
         "input": believed(found.counterfactuals.get("free_data"), uninterrupted(phase_s(found, "data"), found)),
         "optimizer": without(phase_s(found, "optimizer"), found),
         "host synchronisation": without(phase_s(found, "sync"), found),
         # What the step would gain if the model itself cost nothing, on the same scale as the other causes.
         model_cause(found): without(own_s, found),
+        "evaluation": without(between_s(found, "evaluation"), found, found.anatomy.all_s),
         **{
-            name: uninterrupted(seconds, found, with_checkpoints_s(found) if name == "checkpoints" else None)
+            name: uninterrupted(seconds, found, found.anatomy.all_s if name in BETWEEN else None)
             for name, seconds in interruptions(found).items()
         },
     }
@@ -204,18 +215,17 @@ def causes(found: Findings) -> dict[str, float]:
 def interruptions(found: Findings) -> dict[str, float]:
     """Seconds of a mean step that each cause takes which is seen as it is."""
     return {
-        "checkpoints": found.anatomy.outside_s.get("checkpoint", 0.0),
+        "checkpoints": between_s(found, "checkpoints"),
         "garbage collection": phase_s(found, "garbage"),
         **_outside_of_phases(found),
     }
 
 
 def on_one_scale(worth: Mapping[str, float], found: Findings) -> dict[str, float]:
-    """The same where checkpoints lie between steps: what each cause is worth of all the time, theirs included."""
-    step_s, all_s = found.anatomy.step_s, with_checkpoints_s(found)
+    """The same where something lies between steps: what each cause is worth of all the time, that included."""
+    step_s, all_s = found.anatomy.step_s, found.anatomy.all_s
     return {
-        name: ratio if name == "checkpoints" else all_s / (all_s - step_s * saved(ratio))
-        for name, ratio in worth.items()
+        name: ratio if name in BETWEEN else all_s / (all_s - step_s * saved(ratio)) for name, ratio in worth.items()
     }
 
 
@@ -241,17 +251,18 @@ def _outside_of_phases(found: Findings) -> dict[str, float]:
 def share_errors(found: Findings) -> dict[str, float]:
     """Half of the 95 % interval of what would be gone without an interruption, as a share of what it is a part of."""
     activity, slow, seconds, step_s = found.activity, found.slow_steps, interruptions(found), found.anatomy.step_s
-    seen = {"garbage collection": "garbage", "own code": "unattributed", "checkpoints": "checkpoint"}
+    seen = {"garbage collection": "garbage", "own code": "unattributed"}
     errors = {cause: phase_error(found, name) for cause, name in seen.items()}
+    errors |= {cause: 1.96 * found.anatomy.spread_fraction.get(name, math.nan) for cause, name in BETWEEN.items()}
     if activity is not None and activity.num_samples:
         for name in ("logging", "paging"):
             share = min(seconds[name] / step_s, 1.0)
             errors[name] = 1.96 * math.sqrt(share * (1 - share) / activity.num_samples)
     if slow is not None and slow.num:
         errors["slow steps"] = 1.96 * slow.excess_share * (1 - slow.excess_share) / math.sqrt(slow.num)
-    whole_s = {"checkpoints": with_checkpoints_s(found)}
+    whole_s = dict.fromkeys(BETWEEN, found.anatomy.all_s)
     return {
-        name: math.hypot(error, assumed_s(seconds[name], found) / whole_s.get(name, step_s))
+        name: math.hypot(error, assumed_s(seconds.get(name, 0.0), found) / whole_s.get(name, step_s))
         for name, error in errors.items()
     }
 

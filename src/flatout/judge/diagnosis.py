@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from flatout.judge import stats
 from flatout.judge.causes import (
+    BETWEEN,
+    REMEDIED,
     WORTHWHILE,
     Findings,
     arithmetic_of,
     assumed_s,
     believed,
+    between_s,
     causes,
     cores_taken_s,
     data_parts,
@@ -34,70 +36,11 @@ from flatout.judge.causes import (
     uninterrupted,
     without,
 )
+from flatout.judge.remedies import CAUSES, EASED, MEASURED, OF_THE_MODEL, PARTS, REMEDIES, SHARE
 from flatout.judge.stats import Comparison
-
-SHARE = "its share of the step"
-EASED = "its share, and computing that is quicker without it"
-
-
-class Cause(NamedTuple):
-    """What can bind.
-
-    Attributes:
-        sentence: It in a few words; empty where that depends on what was found.
-        remedy: What would free it; empty for none of its own.
-        phase: Where it shows.
-        how: How its bound is obtained, where that is its own worth.
-        shortens: The phases that the remedy shortens then; of a part of one, none.
-    """
-
-    sentence: str = ""
-    remedy: str = ""
-    phase: str = ""
-    how: str = ""
-    shortens: tuple[str, ...] = ()
-
-
-CAUSES = {
-    "input": Cause(remedy="free data", phase="data"),
-    "compute": Cause(
-        "the time goes into the model's own operations, forward and backward", "compute at its dtype's ceiling"
-    ),
-    "memory bandwidth": Cause("the time goes into operations that move more than they compute"),
-    "launch overhead": Cause("many small operations, whose starting costs more than their work", "free launches"),
-    "host synchronisation": Cause(
-        "the program waits for single values from the device", "no host synchronisation", "sync"
-    ),
-    "thread oversubscription": Cause(remedy="threads that fit"),
-    "optimizer": Cause("the update costs more than the model", "free optimizer", "optimizer"),
-    "checkpoints": Cause(
-        "training waits while the model is saved", "free checkpoints", how="what lies between steps"
-    ),
-    "garbage collection": Cause(
-        "Python looks for cycles among many objects", "no garbage collection", "garbage", SHARE, ("garbage",)
-    ),
-    "logging": Cause(
-        "training waits while the script prints, logs or serialises", "no logging", how="sampled stacks"
-    ),
-    "paging": Cause(
-        "memory does not suffice, and pages are read from a disk again and again", "memory that suffices",
-        how="sampled waiting",
-    ),
-    "slow steps": Cause(remedy="every step as the usual one", how="what slow steps take beyond usual ones"),
-    "own code": Cause(
-        "the time goes into the script's lines between the parts of a step", "free code between the parts",
-        "unattributed", SHARE,
-    ),
-}  # fmt: skip
 
 #: What can bind.
 BINDINGS = (*CAUSES, "nothing")
-
-#: The remedy that would free what binds.
-REMEDIES = {name: one.remedy for name, one in CAUSES.items() if one.remedy}
-
-OF_THE_MODEL = ("compute", "launch overhead", "memory bandwidth")
-"""How the model's time is called, by what it mostly is; what it is worth is all of that time."""
 
 NOT_CONCLUDED = "not concluded"
 """Instead of what binds, where measurements of the same step contradict each other."""
@@ -116,14 +59,6 @@ MAY_BE = "perhaps another thread of the script holds the interpreter, or others 
 
 HIDDEN = 0.05
 """From this share on it is said what may hide in the time that no phase explains."""
-
-PARTS = {
-    "storage": "items wait for reads: a disk, a network",
-    "decode": "images, sound or archives are decoded",
-    "transform": "the items' own code computes",
-    "collate": "items are put together into batches",
-    "worker start-up": "workers are started and ended at every epoch",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +123,11 @@ def diagnose(found: Findings) -> Diagnosis:
     alone = causes(found)
     bounds = tuple(sorted(_bounds(found, alone), key=lambda b: -b.ratio))
     worth = on_one_scale(alone, found)
+    contradictions = tuple(_contradictions(found))
     binding = _binding(found, worth)
-    also = _not_told_apart(binding, worth, _errors(bounds, found))
+    if contradictions and worth["interpreter"] >= WORTHWHILE:  # which explains them
+        binding = "interpreter"
+    also = () if contradictions else _not_told_apart(binding, worth, _errors(bounds, found))
     phase = CAUSES[binding].phase if binding in CAUSES else ""
     share = found.anatomy.share(phase)
     best = sorted(bounds, key=lambda b: b.remedy != REMEDIES.get(binding))[:2]  # its own remedy's, then the largest
@@ -214,36 +152,29 @@ def diagnose(found: Findings) -> Diagnosis:
         notes=tuple(_notes(found, utilization)),
         arithmetic=arithmetic_of(found.facts),
     )
-    contradictions = tuple(_contradictions(found))
     return _not_concluded(named, contradictions) if contradictions else named
 
 
 def _not_concluded(named: Diagnosis, contradictions: tuple[str, ...]) -> Diagnosis:
     """Without what rests on the step that was taken apart; what was measured in pairs with plain does not."""
-    paired = (b for b in named.bounds if b.remedy in ("free data", "threads that fit") and b.how not in (SHARE, EASED))
+    paired = (b for b in named.bounds if any((b.remedy, b.how) == known[:2] for known in MEASURED.values()))
     rest = replace(
         named, part="", also=(), evidence=contradictions, bounds=tuple(paired), achieved_flops_per_s=None,
         model_flops_utilization=None, contradictions=contradictions,
     )  # fmt: skip
-    if named.binding == "thread oversubscription":  # so was this
+    if named.binding in ("thread oversubscription", "interpreter"):  # so was this
         return rest
     return replace(rest, binding=NOT_CONCLUDED, sentence=f"{NOT_CONCLUDED}: {'; '.join(contradictions)}", evidence=())
 
 
 def _bounds(found: Findings, worth: Mapping[str, float]) -> list[Bound]:
-    result = []
-    free_data = found.counterfactuals.get("free_data")
+    known = {name: c for name, c in found.counterfactuals.items() if math.isfinite(c.ratio)}
+    result = [_measured(known[name], *MEASURED[name]) for name in MEASURED if name in known]
     data = found.anatomy.phases_s.get("data")
-    if free_data is not None and math.isfinite(free_data.ratio):
-        result.append(_measured("free data", free_data, "one cached batch replayed", ("data",)))
-    elif data is not None:
+    if "free_data" not in known and data is not None:
         error = math.hypot(phase_error(found, "data"), assumed_s(data, found) / found.anatomy.step_s)
         ratio = uninterrupted(data, found)
         result.append(_of_share("free data", ratio, error, _said(SHARE, ratio, data, found), ("data",)))
-    threads = found.counterfactuals.get("fitting_threads")
-    if threads is not None and math.isfinite(threads.ratio):
-        shortened = ("forward", "loss", "backward", "optimizer", "data")
-        result.append(_measured("threads that fit", threads, f"{found.num_cores} threads in turn with now", shortened))
     nan, fixed = float("nan"), fixed_share(found)
     fixed_s = None if fixed is None else fixed * model_s(found)
     seconds = (
@@ -262,7 +193,7 @@ def _bounds(found: Findings, worth: Mapping[str, float]) -> list[Bound]:
     errors, lost_s = share_errors(found), interruptions(found)
     for name, cause in CAUSES.items():
         if cause.how and worth[name] >= WORTH_A_ROW:
-            how = _said(cause.how, worth[name], lost_s[name], found)
+            how = _said(cause.how, worth[name], lost_s.get(name, 0.0), found)
             result.append(_of_share(cause.remedy, worth[name], errors.get(name, nan), how, cause.shortens))
     return result
 
@@ -279,7 +210,7 @@ def _of_share(remedy: str, ratio: float, error: float, how: str, shortens: tuple
     return Bound(remedy=remedy, ratio=ratio, low=low, high=high, how=how, shortens=shortens)
 
 
-def _measured(remedy: str, comparison: Comparison, how: str, shortens: tuple[str, ...]) -> Bound:
+def _measured(comparison: Comparison, remedy: str, how: str, shortens: tuple[str, ...]) -> Bound:
     ratio = max(comparison.ratio, 1.0)  # a remedy that is measured as slower brings nothing at most
     return Bound(remedy=remedy, ratio=ratio, low=comparison.low, high=comparison.high, how=how, shortens=shortens)
 
@@ -296,6 +227,8 @@ def _binding(found: Findings, worth: Mapping[str, float]) -> str:
     threads = believed(found.counterfactuals.get("fitting_threads"), 1.0)
     if found.facts.num_threads > found.num_cores and threads >= WORTHWHILE:
         return "thread oversubscription"
+    if any(worth[name] >= WORTHWHILE for name in REMEDIED):  # of the model's own time nobody gets as much
+        worth = {name: ratio for name, ratio in worth.items() if name not in OF_THE_MODEL}
     name, ratio = max(worth.items(), key=lambda item: item[1])
     return name if ratio >= WORTHWHILE else "nothing"
 
@@ -362,6 +295,8 @@ def _sentence(binding: str, parts: Sequence[str], found: Findings) -> str:
     if binding == "nothing":
         return _nothing(found)
     said, slow = CAUSES[binding].sentence, found.slow_steps
+    if binding in BETWEEN:
+        return f"{binding}: {said}, {_percent(between_s(found, binding) / found.anatomy.all_s)} of the time"
     if binding == "input":
         workers = max((loader.num_workers for loader in found.facts.loaders), default=0)
         taken = cores_taken_s(found) > phase_s(found, "data")
@@ -372,6 +307,14 @@ def _sentence(binding: str, parts: Sequence[str], found: Findings) -> str:
         said = f"batches are built {by} while the model waits{mostly}"
     elif binding == "thread oversubscription":
         said = f"{found.facts.num_threads} threads on {found.num_cores} cores"
+    elif binding == "debug switches":
+        said = f"each step pays for {' and '.join(found.facts.debug_switches)}"
+    elif binding == "interpreter":
+        threads = [
+            f"`{one.name}` at `{one.place}` ({_percent(one.cpu_fraction)} of a core)"
+            for one in found.facts.busy_threads
+        ]
+        said = f"training waits for its turn in Python, where another thread never sleeps: {', '.join(threads)}"
     elif binding == "slow steps" and slow is not None:
         where = f", mostly in {slow.phase}" if slow.phase else ""
         said = f"one in {slow.every:.0f} takes {slow.times:.1f} times as long as the usual one{where}"
@@ -467,6 +410,8 @@ def _notes(found: Findings, utilization: float | None) -> list[str]:
         who = "workers that fetch take cores" if workers else "fetching takes caches and memory"
         more = f"free data would bring more than the {_percent(share)} that `data` takes"
         lines.append(f"{more}: {who} from the rest of the step")
+    if found.facts.set_from_outside:
+        lines.append(f"set for the process, and may slow each step: {', '.join(found.facts.set_from_outside)}")
     if found.anatomy.not_observed:
         lines.append("not observed: " + ", ".join(found.anatomy.not_observed))
     return lines

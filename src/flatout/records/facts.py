@@ -91,6 +91,17 @@ class DeviceMemory:
         return 1 - self.allocated_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusyThread:
+    """A Python thread of the script's that computes beside the one that trains."""
+
+    name: str
+    place: str
+    """`file:line` where it was seen most often."""
+    cpu_fraction: float
+    """CPU time that it took, as a share of the time."""
+
+
 NOT_LOOKED_AT = "looked at in a trial only"
 """Why nothing is known in a run, of a loader's batches for example."""
 
@@ -126,3 +137,9 @@ class Facts:
     """How, one of `flatout.records.ranks.MODES`; empty for one process."""
     device_memory: DeviceMemory | None = None
     """What the GPU's memory was asked for; None without a GPU."""
+    debug_switches: tuple[str, ...] = ()
+    """What checks or slows each step and can be turned off between two, such as anomaly detection."""
+    set_from_outside: tuple[str, ...] = ()
+    """What may slow each step and is set for the process, such as `CUDA_LAUNCH_BLOCKING=1`, or watches it."""
+    busy_threads: tuple[BusyThread, ...] = ()
+    """Python threads that compute beside the one that trains; none in a run."""

@@ -82,7 +82,8 @@ class Window:
         step_s: Wall seconds of each step, end to end.
         outside_s: Seconds of each step that evaluation and checkpoints took; they lie inside `step_s`. 0 where nobody
             looked (`off`).
-        phases: Seconds of each step by phase; a phase that cannot be seen is absent, never 0.
+        phases: Seconds of each step by phase; a phase that cannot be seen is absent, never 0. Of `ends` and `reads`
+            evaluation and checkpoints alone.
         device_phases: The same on the device's own clock, where there is one.
         losses: The loss of each step, as far as `backward` was given one.
         foreign_fraction: Core time that other processes used, as a share of what there is; None where not observed.

@@ -6,7 +6,8 @@ run folder: what windows came to in `result.json`, the windows and comparisons i
 
 from __future__ import annotations
 
-from flatout.judge.diagnosis import EASED, SHARE, Bound
+from flatout.judge.diagnosis import Bound
+from flatout.judge.remedies import EASED, SHARE
 from flatout.judge.result import Result
 from flatout.report import energy, words
 from flatout.report.tried import best

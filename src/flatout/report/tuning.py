@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from flatout.judge.remedies import OF_ALL
 from flatout.judge.result import Result
 from flatout.records.ceilings import Machine
 from flatout.report import evidence, figures, tables, thinned, tried, verdict, words
@@ -58,7 +59,9 @@ def view(result: Result) -> View:
         source=evidence.headline(result),
         verdict=verdict.rows(result),
         sections=(
-            Section(name="measured", items=(_ceilings(result), verdict.baseline(result, on="screen"))),
+            Section(
+                name="measured", items=(_ceilings(result), verdict.baseline(result, on="screen"), *_between(result))
+            ),
             _step(result),
             _bounds(result),
             _time(result, dots),
@@ -100,6 +103,11 @@ def _ceilings(result: Result) -> Row:
     created = words.moment(result.created)
     age = f"  ({words.age(found.age_s(created.timestamp()))})" if created is not None else ""
     return Row(label="ceilings", note=" · ".join(parts) or "not measured", aside=age, on="screen")
+
+
+def _between(result: Result) -> list[Row]:
+    said = verdict.between(result)
+    return [Row(label="between", note=said, on="screen")] if said else []
 
 
 # -- where a step goes -------------------------------------------------------------------------------------------------
@@ -158,10 +166,14 @@ def _not_in_the_account(result: Result) -> list[Item]:
         clock = " · ".join(f"{name} {words.seconds(value)}" for name, value in anatomy.device_s.items())
         found.append(Row(label="  on the GPU", note=clock))
     for name, outside_s in anatomy.outside_s.items():
-        found.append(Row(label=f"  {name}", note=f"{words.seconds(outside_s)} a step, between steps, in no ratio"))
+        share = words.share(outside_s / anatomy.all_s)
+        note = f"{words.seconds(outside_s)} a step, between steps: {share} of all the time, in no ratio"
+        found.append(Row(label=f"  {name}", note=note))
     together = [b for b in bounds if len(b.shortens) != 1 or b.shortens[0] not in anatomy.phases_s]
     if together:
-        parts = ", ".join(f"{words.times(b.ratio)} with {b.remedy}" for b in together)
+        parts = ", ".join(
+            f"{words.times(b.ratio)} {'of all the time ' if b.how == OF_ALL else ''}with {b.remedy}" for b in together
+        )
         found.append(Row(label="at most", note=parts, source=evidence.behind_bound(together[0])))
     return found
 

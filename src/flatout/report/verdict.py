@@ -16,6 +16,9 @@ from flatout.report import energy, evidence, tried, words
 from flatout.report.table import On
 from flatout.report.view import Item, Listing, Row
 
+WORTH_SAYING = 0.05
+"""What lies between steps is said beside ratios of a step from this share of all the time on."""
+
 OVER = 1.2
 """So many times the budget that was asked for is worth a word."""
 
@@ -29,7 +32,20 @@ class Headline(NamedTuple):
 
 
 def headline(result: Result) -> Headline:
-    """Of any verdict."""
+    """Of any verdict, and what its numbers are of where that is not all the time."""
+    said, more = _headline(result), between(result)
+    return said._replace(sentence=f"{said.sentence} {words.sentence(more)}.") if more else said
+
+
+def between(result: Result) -> str:
+    """What lies between steps, where it is so much that it must be said of what speeds and ratios are; else empty."""
+    anatomy = result.anatomy
+    shares = {name: outside_s / anatomy.all_s for name, outside_s in anatomy.outside_s.items()}
+    large = [f"{name} takes {words.percent(share)}" for name, share in shares.items() if share >= WORTH_SAYING]
+    return f"{' and '.join(large)} of the time; speeds and ratios are of a training step, without it" if large else ""
+
+
+def _headline(result: Result) -> Headline:
     found, again, won = tried.best(result), result.remeasured, result.winner
     if result.command == "why":
         bound = "was measured; what binds is" if result.diagnosis.contradictions else "is bound by"

@@ -256,7 +256,7 @@ class Child:
         """
         return self._until(-1, limit_s, wait)
 
-    def ask(self, limit_s: float, wait: Callable[[], None] | None = None, **what: Any) -> list[Record]:
+    def ask(self, limit_s: float, wait: Callable[[], None] | None = None, /, **what: Any) -> list[Record]:
         """Give an order and wait for its answers.
 
         Args:

@@ -20,7 +20,7 @@ from flatout.judge.activity import Activity, activity_of, slow_steps
 from flatout.judge.anatomy import RECORDING_S, Account, Anatomy, dissect
 from flatout.judge.causes import WORTHWHILE, Findings
 from flatout.judge.diagnosis import Diagnosis, diagnose
-from flatout.judge.paired import SCREENING, Extent, is_calm
+from flatout.judge.paired import SCREENING, Enough, Extent, is_calm
 from flatout.judge.read_sites import ReadSites, judged
 from flatout.judge.sequential import Looks
 from flatout.judge.stats import Comparison
@@ -67,7 +67,6 @@ class Baseline:
         self.ceilings: Ceilings | None = None
         self.noise: Comparison | None = None
         self.baseline: list[Window] = []
-        self.anatomy: Anatomy | None = None
         self.accounts: dict[str, Account] = {}
         self.activity: Activity | None = None
         self.reads: ReadSites | None = None
@@ -76,6 +75,15 @@ class Baseline:
         self.measure_ceilings: Callable[[], Ceilings | None] = lambda: None
         self._counterfactuals: Mapping[str, Comparison] = {}
         self._until_s = budget.deadline_s(0.9)
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """Where a step goes.
+
+        Raises:
+            Inconclusive: None was taken apart.
+        """
+        return dissect(self._seen("anatomy", "phases"), [w for _, w in self.bench.windows if not w.levers])
 
     def observe(self) -> None:
         """What decides what is worth trying: anatomy, counterfactuals, and a first diagnosis made from them."""
@@ -99,27 +107,38 @@ class Baseline:
             until_s: `time.perf_counter` after which nothing is looked at twice.
             noise_pairs: Pairs of plain windows.
         """
-        self._until_s = until_s
-        self._stage("plain against plain: how noisy is it here?")
-        self._measure_noise(noise_pairs)
-        self._close_account()
-        self._stage("this machine's ceilings")
-        self.ceilings = self.measure_ceilings()
-        self._stage("what does the script do meanwhile?")
-        self.activity = self._sample()
-        self._stage("where does it wait for values?")
-        self.reads = self._note_reads()
-        self._stage("counting operations")
-        self.census = self.bench.census()
-        self._diagnose(self.census, self.bench.scaling())
+        self._until_s, scaling = until_s, None
+        if self._begins("plain against plain: how noisy is it here?"):
+            self._measure_noise(noise_pairs)
+            self._close_account()
+        if self._begins("this machine's ceilings"):
+            self.ceilings = self.measure_ceilings()
+        if self._begins("what does the script do meanwhile?"):
+            self.activity = self._sample()
+        if self._begins("where does it wait for values?"):
+            self.reads = self._note_reads()
+        if self._begins("counting operations"):
+            self.census, scaling = self.bench.census(), self.bench.scaling()
+        self._diagnose(self.census, scaling)
+
+    def _begins(self, text: str) -> bool:
+        """Whether there is time for it, which an evaluation between two steps may have taken."""
+        if fits := time.perf_counter() < self._until_s or self.budget.share_spent < 1:
+            self._stage(text)
+        return fits
+
+    def _extent(self, looks: Looks, enough: Enough, deadline_s: float) -> Extent:
+        """Four pairs at the least, as far as the budget bears them."""
+        rest_s = max(self.budget.deadline_s() - deadline_s, 0.0)
+        return Extent(looks=looks, enough=enough, deadline_s=deadline_s, min_pairs=stats.MIN_PAIRS, patience_s=rest_s)
 
     def _measure_noise(self, num_pairs: int) -> None:
-        extent = Extent(looks=Looks.alike(num_pairs), enough="all", deadline_s=self._until_s, min_pairs=stats.MIN_PAIRS)
+        extent = self._extent(Looks.alike(num_pairs), "all", self._until_s)
         measured = windows.measure(self.bench, {}, extent, purpose="baseline")
         self.noise = measured.compare()
         self.bench.noise = stats.scatter(measured.baseline_s, measured.candidate_s)
         self.baseline = self._seen("baseline", "ends")
-        self.bench.step_guess_s = stats.summarize([w.training_step_s for w in self.baseline]).median
+        self.bench.guess(stats.summarize([w.training_step_s for w in self.baseline]).median)
 
     def _take_apart(self) -> None:
         num_calm = 0
@@ -128,12 +147,10 @@ class Baseline:
             num_calm += is_calm(window)
             if num_calm == ANATOMY_WINDOWS or time.perf_counter() > self.budget.deadline_s(0.4):
                 break
-        self.anatomy = dissect(self._seen("anatomy", "phases"))
 
     def _close_account(self) -> None:
         """Hold the step that was taken apart against the plain one."""
         self.accounts["taken apart"] = self._account("anatomy", "phases")
-        self.anatomy = dissect(self._seen("anatomy", "phases"))
 
     def _seen(self, purpose: str, observe: str) -> list[Window]:
         """The plain windows of a purpose that nothing disturbed; all of them where there are none."""
@@ -211,8 +228,7 @@ class Baseline:
         facts = self.bench.facts
         assert facts is not None
         found: dict[str, Comparison] = {}
-        deadline_s = self.budget.deadline_s(0.45)
-        extent = Extent(looks=SCREENING, enough="clear", deadline_s=deadline_s, min_pairs=stats.MIN_PAIRS)
+        extent = self._extent(SCREENING, "clear", self.budget.deadline_s(0.45))
 
         def compared(levers: Levers) -> Comparison:
             return windows.measure(self.bench, levers, extent, purpose="counterfactual").compare()
@@ -226,7 +242,7 @@ class Baseline:
         return {name: c for name, c in found.items() if math.isfinite(c.ratio)}
 
     def _diagnose(self, census: Census | None, scaling: Scaling | None) -> None:
-        assert self.bench.facts is not None and self.anatomy is not None
+        assert self.bench.facts is not None
         shown = self._of(self.baseline, self._seen("anatomy", "phases"), "phases")
         if shown.is_open(WORTHWHILE):  # whatever was measured in turn: these are the two steps that are shown
             self.accounts["taken apart"] = shown

@@ -46,7 +46,7 @@ at step 36)."""
 
 WARM_UP_LIMIT_S, WARM_UP_REST_S = 15.0, 3.0
 FAR_TOO_LONG = 4
-"""A window that takes so many times as long as it was to is made shorter from then on."""
+"""A window that takes so many times as long as it was to ends there, and the next ones are made shorter."""
 
 MAX_RESTARTS = 200
 COMPILE_LIMIT_S = 240.0
@@ -87,6 +87,9 @@ class Bench:
         self._endless = True
         self._scratch: Path | None = None
         self.step_guess_s = 0.5
+        """What passes with a step, evaluation and checkpoints included."""
+        self._training_guess_s = self.step_guess_s
+        """Without them."""
         self.lots = random.Random(0)
         """Draws which side of a pair goes first; the same in every run, and unrelated to what the machine does."""
         self.noise = 0.0
@@ -211,7 +214,7 @@ class Bench:
 
     # -- orders --------------------------------------------------------------------------------------------------
 
-    def _ask(self, levers: Levers, limit_s: float, **what: Any) -> list[Record]:
+    def _ask(self, levers: Levers, limit_s: float, /, **what: Any) -> list[Record]:
         """Give an order; a script that has merely ended is started again, one that broke under levers has failed."""
         unreleased = ""
         for _attempt in range(3):
@@ -285,6 +288,7 @@ class Bench:
             observe=observe,
             num_steps=num_steps or self.size.num_steps,
             skip_steps=self.size.skip_steps if skip is None else skip,
+            limit_s=FAR_TOO_LONG * max((num_steps or self.size.num_steps) * self._training_guess_s, WINDOW_S),
         )
         found = next((r for r in reversed(records) if isinstance(r, Window)), None)
         if found is None and not levers:
@@ -326,17 +330,26 @@ class Bench:
         fitting = int(WARM_UP_LIMIT_S / max(self.facts.warm_up_step_s, 1e-5))
         self.size = Size(num_steps=min(max(fitting, 1), 5), skip_steps=0, loader_skip_steps=3)
         first = self.window({}, purpose="warm-up", patience_s=self.terms.start_limit_s)
-        self.step_guess_s = max(first.training_step_s, 1e-5)
+        self.guess(first.training_step_s)
         rest = WARM_UP_STEPS - 5
         affordable = int(WARM_UP_REST_S / self.step_guess_s)  # numbers are compared later, after many more steps
         if min(rest, affordable) > 0:
             self.size = replace(self.size, num_steps=min(rest, affordable))
-            self.step_guess_s = max(self.window({}, purpose="warm-up").training_step_s, 1e-5)
-        self._resize()
+            first = self.window({}, purpose="warm-up")
+        self._resize(first.training_step_s)
 
-    def _resize(self) -> None:
+    def guess(self, training_step_s: float) -> None:
+        """Expect a training step to take so long, and what lies between steps as long as in all windows so far."""
+        num_steps = sum(window.num_steps for _, window in self.windows)
+        outside_s = math.fsum(math.fsum(window.outside_s) for _, window in self.windows)
+        self._training_guess_s = max(training_step_s, 1e-5)
+        self.step_guess_s = self._training_guess_s + outside_s / max(num_steps, 1)
+
+    def _resize(self, training_step_s: float) -> None:
+        self.guess(training_step_s)
         loaders = self.facts.loaders if self.facts is not None else ()
-        self.size = size_for(self.step_guess_s, loaders[0].num_batches if loaders else None)
+        num_batches = loaders[0].num_batches if loaders else None
+        self.size = size_for(self._training_guess_s, num_batches, self.step_guess_s - self._training_guess_s)
         self._fit_into_a_run()
 
     def _fit_into_a_run(self) -> None:
@@ -355,8 +368,8 @@ class Bench:
         too_short = took_s < WINDOW_S / 2 and self.size.num_steps < MAX_STEPS
         if not too_short and took_s <= FAR_TOO_LONG * max(planned_s, WINDOW_S):
             return False
-        former, self.step_guess_s = self.size.num_steps, max(window.training_step_s, 1e-5)
-        self._resize()
+        former = self.size.num_steps
+        self._resize(window.training_step_s)
         return self.size.num_steps > former if too_short else self.size.num_steps < former
 
 

@@ -92,6 +92,9 @@ WINDOW_S = 0.25
 """Aimed length of a window: 50 ticks of the kernel's CPU accounting on two cores, so that others' use shows to 2 %.
 The speed of a shared machine drifts within seconds, and shorter windows bring the two sides of a pair closer."""
 
+LEAST_TRAINING_S = WINDOW_S / 4
+"""So much of a window is training at the least, however long an evaluation may make it: less is noise."""
+
 MAX_STEPS = 2000
 
 WHOLE_EPOCHS_S = 2.0
@@ -123,14 +126,16 @@ class Size:
         return self if self.whole_epochs else replace(self, num_steps=max(round(self.num_steps * by), 1))
 
 
-def size_for(step_s: float, epoch_steps: int | None) -> Size:
-    """The window size for a step time.
+def size_for(step_s: float, epoch_steps: int | None, outside_s: float = 0.0) -> Size:
+    """The window size for a step time, and for a step's part of what lies between steps.
 
     >>> size_for(0.004, 938).num_steps, size_for(1.2, None).num_steps, size_for(0.004, 24).num_steps
     (63, 1, 72)
+    >>> size_for(0.03, 40, 0.1).num_steps, size_for(0.004, 938, 0.1).num_steps
+    (3, 16)
     """
-    num = min(max(math.ceil(WINDOW_S / step_s), 1), MAX_STEPS)
-    whole = epoch_steps if epoch_steps and epoch_steps * step_s <= WHOLE_EPOCHS_S else 0
+    num = min(math.ceil(max(WINDOW_S / (step_s + outside_s), LEAST_TRAINING_S / step_s)), MAX_STEPS)
+    whole = epoch_steps if epoch_steps and epoch_steps * (step_s + outside_s) <= WHOLE_EPOCHS_S else 0
     if whole:
         num = math.ceil(num / whole) * whole
     settle = min(max(math.ceil(0.3 / step_s), 3), 40)

@@ -24,7 +24,7 @@ def result_of(conduct: Conduct) -> Result:
     """Everything that was found."""
     bench = conduct.bench
     assert bench.facts is not None and bench.header is not None
-    assert conduct.plain.anatomy is not None and conduct.plain.diagnosis is not None
+    assert conduct.plain.diagnosis is not None
     won = conduct.final if conduct.final is not None and conduct.final.is_won else None
     baseline = won.baseline_step_s if won else tuple(w.training_step_s for w in conduct.plain.baseline)
     summary = stats.summarize(baseline)

@@ -260,6 +260,30 @@ def test_an_evaluation_is_seen_at_the_shallow_depth_as_well(timed):
 
     _, found, _ = run(watched, ticking, body)
     assert found[-1][2] == pytest.approx(250, abs=40)
+    roughly(found[-1][1], evaluation=250)
+
+
+def test_what_of_an_evaluation_and_what_of_a_checkpoint_lies_between_steps_is_told_at_the_shallow_depth(
+    timed, tmp_path
+):
+    watched, ticking = timed
+
+    class Busy:
+        def __reduce__(self):
+            ticking.work(600)
+            return int, (3,)
+
+    def body(script):
+        watched.pytorch.observe("ends")
+        with torch.no_grad():
+            script.model(torch.randn(1, 4))
+        torch.save(Busy(), tmp_path / "checkpoint.pt")
+        plain_step(script, torch.randn(1, 4))
+
+    _, found, _ = run(watched, ticking, body)
+    assert found[-1][1].keys() == {"evaluation", "checkpoint"}
+    assert found[-1][1]["checkpoint"] == pytest.approx(600, abs=40)
+    assert sum(found[-1][1].values()) == pytest.approx(found[-1][2])
 
 
 def test_a_checkpoint_lies_outside_the_step(timed, tmp_path):

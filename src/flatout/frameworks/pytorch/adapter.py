@@ -76,8 +76,15 @@ class PyTorch:
         if trial or learns:  # now: a script that freezes what is there has the collector walk what comes later
             import flatout.frameworks.pytorch.input.items.parts  # noqa: F401
             from flatout.frameworks.pytorch.observe.attention import backends_of
+            from flatout.frameworks.pytorch.observe.other_threads import OtherThreads
+            from flatout.frameworks.pytorch.seams.debug_switches import is_traced
 
-            self.calls.look_at_graph = backends_of
+            def look(out: Any) -> tuple[str, ...]:
+                self.session.traced |= is_traced(out)
+                return backends_of(out)
+
+            self.calls.look_at_graph = look
+            self.session.other_threads = OtherThreads()
         self.loaders.install()
         self.session.engage_at_start(levers)
 
@@ -212,6 +219,8 @@ class PyTorch:
         if self.ranks is not None and self._num_settling == 1:
             self.ranks.after_first_step()
         self.session.page_faults.note(first=self._num_settling == 1)
+        if self.session.other_threads is not None:
+            self.session.other_threads.look(self.calls.thread)
         for call in self.calls.found:
             call.end_step()
         if self.observer.depth == "off" and self.calls.found:

@@ -19,6 +19,7 @@ from flatout.frameworks.pytorch.observe.attention import allowed
 from flatout.frameworks.pytorch.observe.memory import memory_of_device
 from flatout.frameworks.pytorch.seams.blocks import BlockCall, repeated_blocks
 from flatout.frameworks.pytorch.seams.calls import OuterCall
+from flatout.frameworks.pytorch.seams.debug_switches import set_from_outside, switched_on
 from flatout.frameworks.pytorch.seams.optimizers import can_fuse
 from flatout.frameworks.pytorch.session import Session
 from flatout.records.facts import EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFacts
@@ -58,6 +59,9 @@ def find(session: Session, ended_by: EndedBy = "optimizer") -> Facts:
         num_ranks=session.ranks.group.world if session.ranks is not None else 1,
         rank_mode=session.ranks.mode if session.ranks is not None else "",
         device_memory=memory_of_device(),
+        debug_switches=switched_on(session.device, traced=session.traced),
+        set_from_outside=set_from_outside(session.device),
+        busy_threads=session.other_threads.busy() if session.other_threads is not None else (),
     )
 
 

@@ -25,6 +25,7 @@ from flatout.guest.interruptions import raised_by_handler
 from flatout.records.trace import Levers, Setting, Toggle
 
 if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.observe.other_threads import OtherThreads
     from flatout.frameworks.pytorch.parallel.group import Communication
     from flatout.frameworks.pytorch.parallel.ranks import Ranks
 
@@ -47,6 +48,10 @@ class Session:
         self.flags = UpdateFlags()
         self.scaler_seen = False
         self.page_faults = PageFaults()
+        self.traced = False
+        """Whether a step was seen to be computed with anomaly detection; looked for in trials."""
+        self.other_threads: OtherThreads | None = None
+        """Those that compute beside the training; None in a run."""
         self.silent = False
         """Whether updates made now are ours and count for nothing."""
         self.levers = levers

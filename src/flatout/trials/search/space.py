@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from flatout.frameworks.lever import ONLY_PROVED, Lever, ranks_of, typed, unfit_on_ranks
 from flatout.judge.diagnosis import Diagnosis
+from flatout.judge.remedies import MEASURED
 from flatout.judge.result import NOT_NAMED, Untried
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
@@ -76,6 +77,8 @@ def space_of(
     for lever in levers.values():
         seen = _on_ranks(lever, facts, choice)
         reason = left_out(lever, choice) or lever.applies(seen, machine)
+        if lever.only_by_name and choice.only is None and reason is not None:
+            reason = lever.applies(seen, machine) or f"{reason}{_known_to_bring(lever.frees(seen, machine), diagnosis)}"
         bound = bound_of(lever, diagnosis)
         if reason is None and bound < WORTH_TRYING and choice.only is None:
             reason = f"ruled out: {FREE_DATA} was measured to bring {bound:.2f}x at most"
@@ -93,6 +96,12 @@ def space_of(
         levers=dict(levers),
         promised={n: ratio for _, c in rows for n in c.levers if (ratio := levers[n].promise(facts)) > 1},
     )
+
+
+def _known_to_bring(freed: Iterable[str], diagnosis: Diagnosis) -> str:
+    remedies = {MEASURED[name][0] for name in freed}
+    ratio = max((bound.ratio for bound in diagnosis.bounds if bound.remedy in remedies), default=1.0)
+    return f"; measured to bring {ratio:.2f}x" if ratio >= WORTH_TRYING else ""
 
 
 def _on_ranks(lever: Lever, facts: Facts, choice: Choice) -> Facts:

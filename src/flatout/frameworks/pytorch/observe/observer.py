@@ -64,7 +64,7 @@ class Observer:
         """Whether losses are kept although no phases are observed."""
         self.on_failure: Callable[[str, BaseException], None] | None = None
         self._loss: Any = None
-        self.outside_s = 0.0
+        self.outside_s = self._saved_s = 0.0
         self._save_began_s = 0.0
         self._sampler: StackSampler | None = None
         self._reads: ReadRecorder | None = None
@@ -157,6 +157,7 @@ class Observer:
 
     def _end_save(self) -> None:
         """A checkpoint lies outside the step whatever the depth."""
+        self._saved_s += self.clock.last - self._save_began_s
         self.outside_s += self.clock.last - self._save_began_s
 
     # -- events --------------------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ class Observer:
                 if self.is_deep:
                     self.clock.reassign("evaluation")
                 self._evaluated_until_s = perf_counter()
-                self.outside_s = self._evaluated_until_s - self._started_step_s
+                self.outside_s, self._saved_s = self._evaluated_until_s - self._started_step_s, 0.0
 
     def _collections(self, wanted: bool) -> None:
         """Time the collection of garbage as well, or no longer."""
@@ -279,9 +280,11 @@ class Observer:
 
     def end_step(self) -> tuple[dict[str, float], float]:
         """A step ends here: its seconds by phase and those that lay outside it; the next begins."""
-        spent = self.clock.mark() if self.depth == "ends" else self.clock.end()
+        spent = self.clock.end() if self.is_deep else self.clock.mark()
         self._started_step_s = self.clock.last
         outside_s = self.outside_s
+        if outside_s and not self.is_deep:
+            spent = {"evaluation": outside_s - self._saved_s, "checkpoint": self._saved_s}
         if self._evaluated_in_step:
             self.num_steps_with_evaluation += 1
         if self._loss is not None:
@@ -294,7 +297,7 @@ class Observer:
         return spent, outside_s
 
     def _forget(self) -> None:
-        self.outside_s = 0.0
+        self.outside_s = self._saved_s = 0.0
         self._evaluated_until_s = 0.0
         self._loss = None
         self._evaluated_in_step = False

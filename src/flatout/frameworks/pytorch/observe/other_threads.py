@@ -1,0 +1,61 @@
+"""Which Python threads of the script's compute beside the one that trains, and where?
+
+In: the training thread, and a look now and then. Out: those that computed for a good part of the time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+
+from flatout.frameworks.pytorch.observe.stack_samples import INSIDE
+from flatout.guest.tracebacks import HERE
+from flatout.records.facts import BusyThread
+
+BUSY = 0.2
+"""From this share of the time on a thread is no bystander."""
+
+
+class OtherThreads:
+    """Looks at those that are there at the first look; of threads that start later nothing is known."""
+
+    def __init__(self) -> None:
+        self._begun_s: float | None = None
+        self._clocks: dict[threading.Thread, tuple[int, float]] = {}
+        self._places: defaultdict[int | None, Counter[str]] = defaultdict(Counter)
+
+    def look(self, training: int) -> None:
+        """Note the line at which each is but the one that trains; what is ours is left out from then on."""
+        frames = sys._current_frames()
+        if self._begun_s is None:
+            self._begun_s = time.perf_counter()
+            for thread in threading.enumerate():
+                if thread.ident is not None and thread.ident != training:
+                    clock = time.pthread_getcpuclockid(thread.ident)
+                    self._clocks[thread] = clock, time.clock_gettime(clock)
+        for thread in list(self._clocks):
+            lines, frame = [], frames.get(thread.ident or 0)
+            while frame is not None:
+                lines.append((frame.f_code.co_filename, frame.f_lineno))
+                frame = frame.f_back
+            if any(file.startswith(HERE) for file, _ in lines):
+                del self._clocks[thread]
+            elif lines:
+                file, line = next((one for one in lines if not INSIDE.search(one[0])), lines[0])
+                self._places[thread.ident][f"{os.path.basename(file)}:{line}"] += 1
+
+    def busy(self) -> tuple[BusyThread, ...]:
+        """Those that computed, the busiest first."""
+        found: list[BusyThread] = []
+        for thread, (clock, begun_s) in self._clocks.items():
+            try:
+                share = (time.clock_gettime(clock) - begun_s) / (time.perf_counter() - (self._begun_s or 0.0))
+            except OSError:  # it has ended
+                continue
+            if share >= BUSY and self._places[thread.ident]:
+                (place, _), *_ = self._places[thread.ident].most_common(1)
+                found.append(BusyThread(name=thread.name, place=place, cpu_fraction=round(share, 3)))
+        return tuple(sorted(found, key=lambda one: -one.cpu_fraction))
