@@ -15,6 +15,8 @@ class ModelFacts:
     """One outermost model call that training makes."""
 
     name: str
+    trained: bool = True
+    """Whether an optimizer has parameters of it; a teacher or a reference model has none."""
     num_parameters: int
     parameter_bytes: int
     num_modules: int
@@ -126,3 +128,8 @@ class Facts:
     """How, one of `flatout.records.ranks.MODES`; empty for one process."""
     device_memory: DeviceMemory | None = None
     """What the GPU's memory was asked for; None without a GPU."""
+
+    @property
+    def trained_models(self) -> tuple[ModelFacts, ...]:
+        """The models that an optimizer trains."""
+        return tuple(model for model in self.models if model.trained)
