@@ -137,10 +137,18 @@ def test_a_method_of_a_model_that_is_not_trained_is_seen_through_the_children_th
     assert not vars(coder.decoder).get("_compiled_call_impl"), "no seam is left in what is not called"
 
 
+class Average(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.module = copy.deepcopy(model).eval()
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("every", [2, 3, 9])
-def test_a_copy_that_is_evaluated_every_some_steps_lies_between_them(every, watch):
+def test_a_copy_that_is_evaluated_every_some_steps_lies_between_them(every, wrapped, watch):
     model = Net()
-    average = copy.deepcopy(model).eval()
+    wrapper = Average(model)
+    average = wrapper.module if wrapped else copy.deepcopy(model).eval()
 
     def evaluation(x):
         if script.done % every == 0:

@@ -68,7 +68,7 @@ class OuterCall:
         self.in_step = True
         """Whether the latest call was a part of the step."""
         self.feeds_loader = False
-        """Whether a dataset calls it: then it is no model of the step."""
+        """Whether it is not trained, and a dataset calls it: then it is no model of the step."""
         self.compute: Compute | None = None
         self.arounds: dict[str, Around] = {}
         self.kept: dict[str, Any] = {}
@@ -404,7 +404,9 @@ class Calls:
         """All that training calls has been found; what is called between steps later is an evaluation."""
         for call in self.seams:
             call.end_settling()
-        self._drop([call for call in self.seams if call.is_idle or (call.feeds_loader and not call.trained)])
+        kinds = {type(call.module) for call in self.trained}  # a copy within a wrapper is there to be evaluated
+        idle = [call for call in self.seams if call.is_idle and type(call.module) not in kinds]
+        self._drop([*idle, *(call for call in self.seams if call.feeds_loader)])
 
     def refresh(self) -> None:
         """Be in place again after `lift`, and where the script has compiled a module in place since."""
