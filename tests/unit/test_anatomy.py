@@ -1,6 +1,7 @@
 """A closed account of the step."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -67,6 +68,13 @@ def test_a_phase_that_only_some_windows_saw_is_spread_over_all_steps():
 
 def test_a_phase_that_nobody_knows_yet_is_kept():
     assert dissect([window((0.010,), {"dispatch": 0.006})]).phases_s["dispatch"] == pytest.approx(0.006)
+
+
+def test_models_that_are_not_trained_are_told_by_name_and_a_step():
+    first, second = (window((0.010, 0.010), {"forward": 0.006}) for _ in range(2))
+    found = dissect([replace(first, not_trained_s={"Teacher": 0.008}), replace(second, not_trained_s={"Other": 0.002})])
+    assert found.not_trained_s == pytest.approx({"Teacher": 0.002, "Other": 0.0005})
+    assert found.share("forward") == pytest.approx(0.6), "they are part of it"
 
 
 def test_evaluation_and_checkpoints_never_enter():

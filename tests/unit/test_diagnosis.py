@@ -275,6 +275,15 @@ def test_a_large_part_that_no_cause_explains_is_not_called_nothing_to_gain():
     assert "95 % of the step is `communication`" in other.sentence
 
 
+def test_a_model_that_is_not_trained_is_named_with_its_share():
+    found = findings({"forward": 0.009, "backward": 0.0005})
+    step_s, seen = found.anatomy.step_s, {"Teacher": 0.9, "Small": 0.01}
+    shares = {name: share * step_s for name, share in seen.items()}
+    told = diagnose(replace(found, anatomy=replace(found.anatomy, not_trained_s=shares)))
+    assert told.binding == "compute" and "`Teacher` that is not trained takes 90 % of the step" in told.evidence
+    assert not any("Small" in line for line in told.evidence)
+
+
 def test_nothing_binds_where_nothing_is_large():
     assert diagnose(PLANTED["nothing"]).sentence == "nothing: no single cause, freed entirely, would bring 10 %"
 

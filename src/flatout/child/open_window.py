@@ -5,7 +5,7 @@ In: steps as they end. Out: the `Window` record. Imported in the user's process:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flatout.child.orders import Order
@@ -66,6 +66,8 @@ class OpenWindow:
     def record(self, found: Any, foreign_fraction: float | None) -> Window:
         """The window as it goes into the trace."""
         num = len(self.step_s)
+        phases, named_s = _whole({name: row + [0.0] * (num - len(row)) for name, row in self._phases.items()})
+        device_phases, named_on_device_s = _whole(found.get("device_phases", {}))
         return Window(
             index=self.index,
             purpose=self.order.purpose,
@@ -74,8 +76,9 @@ class OpenWindow:
             step_s=tuple(round(s, 9) for s in self.step_s),  # a clock knows no more than nanoseconds
             outside_s=tuple(round(s, 9) for s in self._outside_s),
             start_s=self._start_on_trace_s,
-            phases={name: tuple(row + [0.0] * (num - len(row))) for name, row in self._phases.items()},
-            device_phases=found.get("device_phases", {}),
+            phases=phases,
+            device_phases=device_phases,
+            not_trained_s=named_on_device_s or named_s,
             losses=tuple(found.get("losses", ())),
             foreign_fraction=foreign_fraction,
             recompilations=found.get("recompilations", 0),
@@ -83,3 +86,19 @@ class OpenWindow:
             new_epochs=found.get("new_epochs", 0),
             order=self.order.number,
         )
+
+
+def _whole(rows: Mapping[str, Sequence[float]]) -> tuple[dict[str, tuple[float, ...]], dict[str, float]]:
+    """Phases with what has a name of its own in one (`forward: Sequential`) added to it, and those by name in all.
+
+    >>> _whole({"forward": [1.0, 2.0], "forward: Teacher": [3.0, 4.0]})
+    ({'forward': (4.0, 6.0)}, {'Teacher': 7.0})
+    """
+    phases: dict[str, tuple[float, ...]] = {}
+    named_s: dict[str, float] = {}
+    for whole, row in rows.items():
+        phase, _, name = whole.partition(": ")
+        phases[phase] = tuple(map(sum, zip(phases[phase], row, strict=True))) if phase in phases else tuple(row)
+        if name:
+            named_s[name] = sum(row)
+    return phases, named_s

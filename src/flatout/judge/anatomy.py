@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flatout.errors import Inconclusive
 from flatout.judge import stats
@@ -40,6 +40,7 @@ class Anatomy:
         outside_s: Seconds per step of what lies between steps (evaluation, checkpoints).
         not_observed: Phases that could not be seen in this run; none of them is known to be 0.
         device_s: Seconds by phase on the device's own clock; empty on a CPU.
+        not_trained_s: Of `forward`, seconds in models that no optimizer trains, by name.
         num_steps: Steps behind the means.
         num_windows: Windows behind the spread.
     """
@@ -52,6 +53,7 @@ class Anatomy:
     device_s: Mapping[str, float]
     num_steps: int
     num_windows: int
+    not_trained_s: Mapping[str, float] = field(default_factory=dict)
 
     def share(self, phase: str) -> float | None:
         """The phase's share of the step, or None where it was not observed."""
@@ -138,6 +140,7 @@ def dissect(windows: Sequence[Window], beside: Sequence[Window] = ()) -> Anatomy
     rest_s = training_s - math.fsum(totals.values())
     totals["unattributed"] = 0.0 if abs(rest_s) < ROUNDING * training_s else rest_s
     outside, errors = _between(beside or seen)
+    names = sorted({name for w in seen for name in w.not_trained_s})
     ordered = sorted(totals, key=lambda name: (name == "unattributed", -totals[name]))
     return Anatomy(
         step_s=training_s / num_steps,
@@ -148,6 +151,7 @@ def dissect(windows: Sequence[Window], beside: Sequence[Window] = ()) -> Anatomy
         device_s=_device(seen, num_steps),
         num_steps=num_steps,
         num_windows=len(seen),
+        not_trained_s={name: math.fsum(w.not_trained_s.get(name, 0.0) for w in seen) / num_steps for name in names},
     )
 
 

@@ -258,7 +258,10 @@ def _deeds(result: Result) -> dict[str, str]:
         "framework": f"{header.framework} {header.framework_version}",
         "Python": header.python,
         "flatout": result.flatout,
-        "models": ", ".join(f"{one.name} ({one.num_parameters:,} parameters)" for one in facts.models),
+        "models": ", ".join(
+            f"{one.name} ({one.num_parameters:,} parameters{'' if one.trained else ', not trained'})"
+            for one in facts.models
+        ),
         "optimizers": ", ".join(one.name for one in facts.optimizers),
         "data": ", ".join(f"{one.dataset}, batches of {one.batch_size}" for one in facts.loaders),
         "loader workers": ", ".join(str(one.num_workers) for one in facts.loaders),

@@ -356,6 +356,12 @@ def _ties(binding: str, also: Sequence[str], worth: Mapping[str, float]) -> list
 def _evidence(binding: str, found: Findings) -> list[str]:
     """Further measurements that say so."""
     lines, activity = [], found.activity
+    shares = {name: seconds / found.anatomy.step_s for name, seconds in found.anatomy.not_trained_s.items()}
+    lines += [
+        f"`{name}` that is not trained takes {_percent(share)} of the step"
+        for name, share in shares.items()
+        if share >= WORTH_A_PLACE
+    ]
     if activity is not None:
         parts = sorted(activity.data_parts.items(), key=lambda item: -item[1])
         said = [f"{name} {_percent(share)}" for name, share in parts if share >= WORTH_A_PLACE]

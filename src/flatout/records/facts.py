@@ -15,6 +15,8 @@ class ModelFacts:
     """One outermost model call that training makes."""
 
     name: str
+    trained: bool = True
+    """Whether an optimizer has parameters of it; a teacher or a reference model has none."""
     num_parameters: int
     parameter_bytes: int
     num_modules: int
@@ -143,3 +145,8 @@ class Facts:
     """What may slow each step and is set for the process, such as `CUDA_LAUNCH_BLOCKING=1`, or watches it."""
     busy_threads: tuple[BusyThread, ...] = ()
     """Python threads that compute beside the one that trains; none in a run."""
+
+    @property
+    def trained_models(self) -> tuple[ModelFacts, ...]:
+        """The models that an optimizer trains."""
+        return tuple(model for model in self.models if model.trained)

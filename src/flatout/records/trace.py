@@ -85,6 +85,8 @@ class Window:
         phases: Seconds of each step by phase; a phase that cannot be seen is absent, never 0. Of `ends` and `reads`
             evaluation and checkpoints alone.
         device_phases: The same on the device's own clock, where there is one.
+        not_trained_s: Of `forward`, seconds of all steps in models that no optimizer trains, by name, on the device's
+            clock where there is one.
         losses: The loss of each step, as far as `backward` was given one.
         foreign_fraction: Core time that other processes used, as a share of what there is; None where not observed.
         recompilations: Compilations that fell into the window; such a window is not compared.
@@ -102,6 +104,7 @@ class Window:
     start_s: float
     phases: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     device_phases: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    not_trained_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     losses: tuple[float, ...] = ()
     foreign_fraction: float | None = None
     recompilations: int = 0

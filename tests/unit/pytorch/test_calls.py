@@ -237,7 +237,7 @@ def test_a_model_and_an_optimizer_that_the_script_drops_are_freed(watch):
 
 def test_a_seam_alone_keeps_a_model_no_longer_than_plain(watch):
     calls, model = Calls(), net()
-    calls._add(model, "net")
+    calls.meet(model)
     alive = weakref.ref(model)
     gc.disable()
     try:
@@ -458,7 +458,7 @@ def test_a_compiled_call_of_the_script_is_kept_and_given_back():
     seen = []
     own = lambda *a: seen.append(1) or model._call_impl(*a)  # noqa: E731
     model._compiled_call_impl = own
-    calls._add(model, "net")
+    calls.meet(model)
     model(torch.randn(3, 4))
     assert seen == [1] and calls.found[0].compiled_by_script and calls.found[0].num_calls == 1
     calls.remove()
@@ -467,7 +467,7 @@ def test_a_compiled_call_of_the_script_is_kept_and_given_back():
 
 def test_a_model_compiled_in_place_after_it_was_found_is_taken_up_again():
     calls, model = Calls(), net()
-    calls._add(model, "net")
+    calls.meet(model)
     (call,) = calls.found
     assert isinstance(vars(model)["_compiled_call_impl"], OuterCall) and not call.compiled_by_script
     seen = []

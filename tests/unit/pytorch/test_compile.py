@@ -446,3 +446,49 @@ def test_graphs_are_recorded_only_on_a_gpu_with_one_shape_and_one_call_a_step(ch
 )
 def test_a_word_is_tried_after_others_only_where_they_broke_or_won(word, brought, worth):
     assert registry()["compile"].worth_after({"mode": word} if word else {}, brought) is worth
+
+
+# -- models that are not trained -----------------------------------------------------------------------------------
+
+
+def taught(teacher, model):
+    """The script's forward, with a teacher in each step."""
+
+    def forward(x):
+        with torch.no_grad():
+            wanted = teacher(x)
+        return model(x) - wanted
+
+    return forward
+
+
+def test_a_function_that_the_script_compiles_around_a_teacher_is_not_compiled_again_for_us(watch):
+    watched, teacher, model = watch(), sequential().eval(), net()
+    forward = taught(torch.compile(lambda x: teacher(x), backend="eager", fullgraph=True), model)
+    train(forward, adam(model))
+    assert num_frames() == 1
+    watched.pytorch.coast()
+    train(forward, adam(model), num=3)
+    watched.pytorch.start_window()
+    train(forward, adam(model), num=3)
+    assert num_frames() == 1 and [call.module for call in watched.pytorch.calls.found] == [model]
+
+
+@needs_compiler
+@pytest.mark.parametrize("by_script", [False, True])
+def test_a_teacher_is_compiled_as_well_unless_the_script_does_so(by_script, watch):
+    watched, teacher, model = watch(), sequential().eval(), net()
+    if by_script:
+        teacher.compile(backend="eager")
+    train(taught(teacher, model), adam(model))
+    watched.pytorch.engage({"compile": {}})
+    ours = {call.module: call for call in watched.pytorch.calls.found}
+    assert [ours[one].compute is None for one in (teacher, model)] == [by_script, False]
+    facts = watched.pytorch.facts()
+    assert registry()["compile"].applies(facts, replace(MACHINE, cxx_compiler="g++")) is None
+    before, x = num_frames(), torch.randn(3, 4)
+    with torch.no_grad():
+        assert torch.allclose(teacher(x), teacher._call_impl(x), rtol=1e-5)
+    assert (num_frames() > before) != by_script
+    watched.pytorch.engage({})
+    assert all(call.compute is None for call in ours.values())

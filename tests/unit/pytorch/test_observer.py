@@ -316,7 +316,8 @@ def test_sampling_in_every_step_belongs_to_the_step(watch):
 
     for _ in range(10):
         step()
-    assert watched.pytorch.observer.evaluation_is_training
+    (call,) = watched.pytorch.calls.found
+    assert call.in_each_step
     watched.pytorch.observe("phases")
     watched.pytorch.start_window()
     step()

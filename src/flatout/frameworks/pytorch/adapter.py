@@ -221,7 +221,7 @@ class PyTorch:
         self.session.page_faults.note(first=self._num_settling == 1)
         if self.session.other_threads is not None:
             self.session.other_threads.look(self.calls.thread)
-        for call in self.calls.found:
+        for call in self.calls.seams:
             call.end_step()
         if self.observer.depth == "off" and self.calls.found:
             self.observer.observe("ends")
@@ -230,8 +230,7 @@ class PyTorch:
             self._settled = True
             if self.ranks is not None:
                 self.ranks.rest()
-            self.observer.evaluation_is_training = self.observer.num_steps_with_evaluation > self._num_settling / 2
-            self.observer.num_steps_with_evaluation = 0
+            self.calls.end_settling()
             if any(self.session.levers[name].toggles == "step" for name in self.session.engaged):
                 self.session.engage_again()  # models and optimizers that came after the levers
 

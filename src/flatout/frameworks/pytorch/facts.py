@@ -47,7 +47,7 @@ def find(session: Session, ended_by: EndedBy = "optimizer") -> Facts:
         optimizers=tuple(_optimizer(o) for o in session.optimizers),
         loaders=loaders,
         num_threads=torch.get_num_threads(),
-        autocast=session.calls.autocast_seen,
+        autocast=any(call.autocast_seen for call in session.calls.found),
         grad_scaler=session.scaler_seen,
         distributed=torch.distributed.is_available() and torch.distributed.is_initialized(),
         matmul_precision=_matmul_precision(),
@@ -70,6 +70,7 @@ def _model(call: OuterCall) -> ModelFacts:
     modules = list(call.module.modules())
     return ModelFacts(
         name=call.name,
+        trained=call.trained,
         num_parameters=sum(p.numel() for p in parameters),
         parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         num_modules=len(modules),

@@ -43,7 +43,7 @@ class Attention(CudaLever):
             return NOT_LOOKED_AT
         if facts.attention_chosen:
             return "the script has switched backends off itself"
-        if any(model.compiled for model in facts.models):
+        if any(model.compiled for model in facts.trained_models):
             return "the script compiles its model itself, and the backends with it"
         if not facts.attention:
             return "no call of `scaled_dot_product_attention` was seen"

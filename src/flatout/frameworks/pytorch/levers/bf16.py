@@ -1,6 +1,7 @@
 """bf16: compute the model's forward, and so its backward, in bfloat16 where autocast deems it safe.
 
-Only calls of which gradients are taken; outputs are cast back to the type that plain gives, so the loss stays float32.
+Only calls of which gradients are taken, and of models of each step that are not trained; outputs are cast back to the
+type that plain gives, so the loss stays float32.
 """
 
 from __future__ import annotations

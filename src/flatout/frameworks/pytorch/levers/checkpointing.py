@@ -6,7 +6,8 @@ no time, so it is not tried unless it is named. The memory that it leaves is the
 model for example.
 
 Blocks that change buffers (the running statistics of a BatchNorm) or their inputs, and blocks with hooks, are computed
-as plain. What a block does to other objects, such as appending to a list, it does twice.
+as plain. What a block does to other objects, such as appending to a list, it does twice. Models that are not trained
+are computed as plain.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class Checkpointing(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A model with repeated blocks, which the script does not compile or distribute."""
-        if not any(model.num_repeated_blocks for model in facts.models):
+        if not any(model.num_repeated_blocks for model in facts.trained_models):
             return "no repeated blocks (three or more alike in one list or sequence)"
-        if any(model.compiled for model in facts.models):
+        if any(model.compiled for model in facts.trained_models):
             return "the script compiles its model itself"
         if facts.distributed:
             return "distributed wrappers hook into the backward"
@@ -51,7 +52,7 @@ class Checkpointing(Lever):
         from flatout.frameworks.pytorch.seams.recomputation import Recomputed
         from flatout.frameworks.pytorch.session import Unavailable
 
-        for call in session.calls.found:
+        for call in session.calls.trained:
             if self.name not in call.kept:
                 made = [(block, Recomputed()) for group in repeated_blocks(call.module) for block in group]
                 call.kept[self.name] = [(BlockCall(block, other, session.calls), other) for block, other in made]

@@ -5,6 +5,9 @@ draws them (`fallback_random`), so that dropout masks and generator states agree
 forward, in the call that is made again as plain where it raises: an error in the script's own `backward()` could not
 be caught.
 
+A model of each step that is not trained, such as a teacher, is compiled as well, unless the script does so itself;
+`compile=regional` leaves its calls without gradients as they are.
+
 `compile=dynamic` compiles for shapes that differ from step to step, `compile=regional` once for all alike blocks of a
 model (the layers of a transformer; at least three in one list or sequence), which takes a fraction of the time and
 leaves what is between the blocks as it is, and `compile=max-autotune` measures several kernels for each product.
@@ -57,7 +60,7 @@ _GRADIENTS = "compile: gradients out of recorded graphs"
 
 
 class Compile(Lever):
-    """`torch.compile` of each outermost model call, or of its repeated blocks, where gradients are taken."""
+    """`torch.compile` of each outermost model call of a step, or of its repeated blocks."""
 
     name = "compile"
     parameter = "mode"
@@ -74,9 +77,9 @@ class Compile(Lever):
         """Models not compiled yet, and a compiler to do it with."""
         if not facts.models:
             return "no model call was found"
-        if any(model.compiled for model in facts.models):
+        if any(model.compiled for model in facts.trained_models):
             return "the script compiles its model itself"
-        if any(model.recurrent for model in facts.models):
+        if any(model.recurrent for model in facts.trained_models):
             return "recurrent layers are not compiled well: PyTorch runs them as they are"
         return self.lacks(machine)
 
@@ -86,7 +89,7 @@ class Compile(Lever):
 
     def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
         """Bare; `dynamic` before it where shapes differ; `regional` where blocks repeat, first where they are many."""
-        num_blocks = max((model.num_repeated_blocks for model in facts.models), default=0)
+        num_blocks = max((model.num_repeated_blocks for model in facts.trained_models), default=0)
         words = [""]
         if num_blocks:
             words.insert(0 if num_blocks >= MANY_BLOCKS else 1, "regional")
@@ -117,6 +120,8 @@ class Compile(Lever):
         limits = session.kept.setdefault(_LIMITS, [])
         session.kept[self.name] = _configured(session.cache_folder, limits)
         for call in session.calls.found:
+            if call.compiled_by_script and not call.trained:
+                continue
             kept = f"{self.name} {mode}"
             if kept not in call.kept:
                 call.kept[kept] = _regional(call, session) if mode == "regional" else _whole(call, mode)

@@ -3,7 +3,8 @@
 `torchao.float8.convert_to_float8_training` makes the layers, which have the very parameters of the script's. They
 stand in for the script's in the model's training calls and the backward through them only: an evaluation, a checkpoint
 file, a copy and whatever looks at the model find the script's own layers. Only plain `nn.Linear` without hooks, with
-dimensions divisible by 16, are replaced. It gains most with `compile`, which fuses the scaling.
+dimensions divisible by 16, of models that are trained, are replaced. It gains most with `compile`, which fuses the
+scaling.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Float8(Lever):
             return "no CUDA device is used"
         if facts.distributed:
             return "distributed wrappers may hold the layers that it replaces"
-        if not any(model.num_aligned_linears for model in facts.models):
+        if not any(model.num_aligned_linears for model in facts.trained_models):
             return f"no Linear layer whose dimensions are divisible by {ALIGNED}"
         return self.lacks(machine)
 
@@ -76,7 +77,7 @@ class Float8(Lever):
             raise Unavailable("torchao is not installed: `pip install torchao`") from None
         session.require_cuda()
         num, seen = 0, set[str]()
-        for call in session.calls.found:
+        for call in session.calls.trained:
             swaps = _swaps(call.module, torchao.convert_to_float8_training, torchao.Float8LinearConfig)
             num += len(swaps)
             if swaps:

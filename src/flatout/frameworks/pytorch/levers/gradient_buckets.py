@@ -48,7 +48,7 @@ class GradientBuckets(Lever):
 
     def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
         """All at once, 5, 100 and 1, as far as they make other buckets than PyTorch's own sizes."""
-        num_bytes = max((model.parameter_bytes for model in facts.models), default=0)
+        num_bytes = max((model.parameter_bytes for model in facts.trained_models), default=0)
         own = _num_buckets(num_bytes, OWN_FIRST_MB, OWN_MB)
         buckets = {mb: _num_buckets(num_bytes, min(OWN_FIRST_MB, mb), mb) if mb else 1 for mb in SIZES_MB}
         return tuple({"mb": mb} for mb, num in buckets.items() if num != own)

@@ -45,6 +45,7 @@ class CapturedCall:
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
         ]
         self._cached = torch.is_autocast_cache_enabled()
+        self._takes_gradients, self._infers = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self._parameters = _kinds(call)
 
     @property
@@ -64,8 +65,9 @@ class CapturedCall:
         return {dtype for _, enabled, dtype in self._autocasts if enabled}
 
     def surroundings(self) -> contextlib.AbstractContextManager[Any]:
-        """The autocast that the script had around the call."""
+        """The autocast that the script had around the call, and whether it took gradients."""
         stack = contextlib.ExitStack()
+        stack.enter_context(torch.inference_mode() if self._infers else torch.set_grad_enabled(self._takes_gradients))
         for kind, was_enabled, dtype in self._autocasts:
             enabled = was_enabled and not self.autocast_off
             if enabled or torch.is_autocast_enabled(kind):
@@ -189,7 +191,7 @@ class Capture:
         if not self._fits(captured.num_bytes + out_bytes):
             return out
         try:
-            watched = captured.watch(out)
+            watched = captured.watch(out) if torch.is_grad_enabled() else out
         except Exception as problem:  # noqa: BLE001  a container of the user's own may refuse in any way
             self._give_up(f"the model's output cannot be followed ({type(problem).__name__})")
             return out

@@ -142,9 +142,7 @@ class Numerics:
         return dataclasses.replace(
             found,
             error=found.error if buffers_error <= found.error else buffers_error,
-            random_states_equal=changed.random is not None
-            and first.random is not None
-            and changed.random.equals(first.random),
+            random_states_equal=changed.draws_as(first),
             finite=changed.finite or not first.finite,
             detail=self._told(changed.gradients, first.gradients, buffer if buffers_error > found.error else None),
         )

@@ -44,7 +44,8 @@ class Replayed:
         """Type and shape of each output."""
         self.settings: tuple[Any, ...] = ()
         """Process-wide settings under which whatever follows the calls is computed."""
-        self.random: RandomStates | None = None
+        self.randoms: list[RandomStates] = []
+        """Where the random generators stand after each call: the next one begins where the script's own began."""
         self.took_s = 0.0
         """Forward and backward alone."""
         self._returned: list[tuple[str, torch.Tensor]] = []
@@ -72,6 +73,10 @@ class Replayed:
                 self.outputs.append(reals(tensor).clone())
             else:
                 self.integers.append((name, reals(tensor).clone()))
+
+    def draws_as(self, other: Replayed) -> bool:
+        """Whether each call has left all random generators where it left them in another replay."""
+        return all(ours.equals(theirs) for ours, theirs in zip(self.randoms, other.randoms, strict=True))
 
     @property
     def finite(self) -> bool:
@@ -111,9 +116,9 @@ class Replayer:
                     one.state.restore()
                     before = {**_buffers(one.call.module), **before}
                     gradients = self._run(one, found, levers=levers, into_parameters=into_parameters)
+                    found.randoms.append(RandomStates())
                     found.add(gradients, frozenset(one.cleared) if uncleared else frozenset())
             found.keep_outputs()
-            found.random = RandomStates()
             kinds = [kind if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
             found.settings = (*(kind and torch.get_autocast_dtype(kind) for kind in kinds), torch.get_default_dtype())
             for module in modules.values():
@@ -149,13 +154,15 @@ class Replayer:
             pairs = [(t, g) for t, g in zip(wanted, captured.gradients, strict=False) if g is not None]
             if into_parameters:
                 _backward([t for t, _ in pairs], [g.to(t.dtype) for t, g in pairs])
-                gradients = dict[torch.Tensor, torch.Tensor]()
+                gradients, of_inputs = Gradients(), list[torch.Tensor | None]()
             else:
                 gradients, of_inputs = _gradients(pairs, parameters, leaves)
                 found.of_inputs += of_inputs
             self._wait()
             found.took_s += perf_counter() - begun_s
         found.note(call.name, tensors)
+        if not call.trained:  # all that the models of the step learn from it
+            found.note(f"{call.name}: gradient of an input", [g for g in of_inputs if g is not None])
         return gradients
 
     def _wait(self) -> None:

@@ -78,18 +78,18 @@ class Trained:
         """In the script's own order: by its optimizers, then what models have beyond."""
         groups = [group for optimizer in self._session.optimizers for group in optimizer.param_groups]
         found = [p for group in groups for p in group["params"]]
-        found += [p for call in self._calls.found if call.alive for p in call.module.parameters()]
+        found += [p for call in self._calls.trained for p in call.module.parameters()]
         return list({id(p): p for p in found}.values())
 
     def _by_place(self) -> State:
         """By number, for which module of a model is called, and so what things are called, may differ between runs."""
-        buffers = {id(b): b for call in self._calls.found if call.alive for b in call.module.buffers()}
+        buffers = {id(b): b for call in self._calls.trained for b in call.module.buffers()}
         found = {f"parameter {n}": p for n, p in enumerate(self._parameters())}
         return found | {f"buffer {n}": b for n, b in enumerate(buffers.values())}
 
     def _names(self) -> dict[str, str]:
         """What people call what lies there."""
-        modules = [call.module for call in self._calls.found if call.alive]
+        modules = [call.module for call in self._calls.trained]
         names = {id(t): name for m in modules for name, t in (*m.named_parameters(), *m.named_buffers())}
         return {place: names.get(id(t), place) for place, t in self._by_place().items()}
 

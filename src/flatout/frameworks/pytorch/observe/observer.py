@@ -55,9 +55,6 @@ class Observer:
         self.device_clock: DeviceClock | None = None
         """While phases are observed on a GPU."""
         self.depth = "off"
-        self.evaluation_is_training = False
-        """Whether calls without gradients belong to each step (sampling, targets) instead of lying between steps."""
-        self.num_steps_with_evaluation = 0
         self.losses: list[Any] = []
         """The loss that `backward` was last given in each step of the window."""
         self.keeps_losses = False
@@ -73,7 +70,6 @@ class Observer:
         """Classes of optimizers whose `step` is patched."""
         self._started_step_s = 0.0
         self._evaluated_until_s = 0.0
-        self._evaluated_in_step = False
 
     @property
     def is_deep(self) -> bool:
@@ -213,19 +209,17 @@ class Observer:
     def before_call(self, call: OuterCall, training: bool) -> None:
         """An outermost model call begins."""
         if self.is_deep:
-            self.push("forward")
+            self.push(call.phase)
 
     def after_call(self, call: OuterCall, training: bool) -> None:
         """An outermost model call is over; one without gradients before the step's own was an evaluation."""
         if self.is_deep:
-            self.pop("forward", base="loss" if training else None)
-        if not training and not self.calls.has_trained:
-            self._evaluated_in_step = True
-            if not self.evaluation_is_training:
-                if self.is_deep:
-                    self.clock.reassign("evaluation")
-                self._evaluated_until_s = perf_counter()
-                self.outside_s, self._saved_s = self._evaluated_until_s - self._started_step_s, 0.0
+            self.pop(call.phase, base="loss" if training else None)
+        if not (call.in_step or self.calls.has_trained):
+            if self.is_deep:
+                self.clock.reassign("evaluation")
+            self._evaluated_until_s = perf_counter()
+            self.outside_s, self._saved_s = self._evaluated_until_s - self._started_step_s, 0.0
 
     def _collections(self, wanted: bool) -> None:
         """Time the collection of garbage as well, or no longer."""
@@ -245,7 +239,7 @@ class Observer:
 
         collates = [getattr(one.loader.collate_fn, "__code__", None) for one in self.loaders.passes]
         codes = [code for code in collates if code is not None]
-        self._sampler = StackSampler(self.calls.thread, lambda: self.clock.top, codes)
+        self._sampler = StackSampler(self.calls.thread, lambda: self.clock.top.partition(": ")[0], codes)
         self._sampler.start()
 
     def sampled_stacks(self) -> Stacks | None:
@@ -285,8 +279,6 @@ class Observer:
         outside_s = self.outside_s
         if outside_s and not self.is_deep:
             spent = {"evaluation": outside_s - self._saved_s, "checkpoint": self._saved_s}
-        if self._evaluated_in_step:
-            self.num_steps_with_evaluation += 1
         if self._loss is not None:
             self.losses.append(self._loss)
         if self._reads is not None:
@@ -300,5 +292,4 @@ class Observer:
         self.outside_s = self._saved_s = 0.0
         self._evaluated_until_s = 0.0
         self._loss = None
-        self._evaluated_in_step = False
         self.calls.has_trained = False

@@ -1,9 +1,10 @@
-"""Which calls are the model's, and what happens around them?
+"""Which calls are the models', and what happens around them?
 
-The model is found from the optimizers: the modules that own their parameters and have no owner themselves. Such a
-module's `_compiled_call_impl` (what `Module.compile` sets; copies and pickles leave it out) becomes an `OuterCall`,
-which times the call, and which levers give other ways to compute. A module that training never calls hands over to
-its children. In: parameters. Out: the `OuterCall`s of the models that training calls.
+The models that are trained are found from the optimizers: the modules that own their parameters and have no owner
+themselves. All other such modules with parameters are models that are not trained: a teacher, a reference, a copy for
+evaluation. A module's `_compiled_call_impl` (what `Module.compile` sets; copies and pickles leave it out) becomes an
+`OuterCall`, which times the call, and which levers give other ways to compute. A module that training never calls
+hands over to its children. In: parameters. Out: the `OuterCall`s of the models that training calls.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from __future__ import annotations
 import copy
 import sys
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from threading import get_ident
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data._utils import fetch
 
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
-from flatout.frameworks.pytorch.seams.owners import Owners, children
+from flatout.frameworks.pytorch.seams.owners import Owners, children, identities
 from flatout.frameworks.pytorch.seams.random_states import RandomStates, TorchStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 from flatout.guest.tracebacks import hide_ours
@@ -29,6 +31,7 @@ Compute = Callable[..., Any]
 Around = Callable[[Compute, tuple[Any, ...], dict[str, Any]], Any]
 
 _SEAM = "_compiled_call_impl"
+_FETCH = fetch.__file__
 
 MAX_DESCENT = 6
 """Levels of children looked through for the modules that training really calls."""
@@ -42,17 +45,30 @@ every step what one broken call is not worth."""
 NUM_LOOKED_AT = 10
 """First training calls of which it is noted how the script makes them."""
 
+FEWEST_JOINED = 2
+"""Steps that called a model before it is believed to be a part of each step."""
+
 
 class OuterCall:
     """The seam in one outermost module, which lives as long as the module and does not keep it alive.
 
     Levers set `compute` (another way to compute the same, e.g. compiled) and `arounds` (context and casts around it);
-    both are used only where gradients are taken. Evaluation is always computed as the script wrote it.
+    both are used only where gradients are taken, or where the model is not trained and a part of each step. Evaluation
+    is always computed as the script wrote it.
     """
 
-    def __init__(self, module: nn.Module, owner: Calls, name: str) -> None:
+    def __init__(self, module: nn.Module, owner: Calls, name: str, *, trained: bool = True) -> None:
         self._module = weakref.ref(module)
         self.name = name
+        self.trained = trained
+        """Whether an optimizer has parameters of it."""
+        self.in_each_step = False
+        """Whether calls of which no gradients are taken belong to each step (targets, sampling, a teacher) instead of
+        lying between steps."""
+        self.in_step = True
+        """Whether the latest call was a part of the step."""
+        self.feeds_loader = False
+        """Whether it is not trained, and a dataset calls it: then it is no model of the step."""
         self.compute: Compute | None = None
         self.arounds: dict[str, Around] = {}
         self.kept: dict[str, Any] = {}
@@ -62,12 +78,20 @@ class OuterCall:
         self.calls_per_step = 1.0
         self.shapes: set[tuple[tuple[int, ...], ...]] = set()
         """Shapes of the inputs of the first training calls."""
+        self.autocast_seen = False
+        """Whether the script made one of them under an autocast of its own."""
         self.plain_dtypes: tuple[torch.dtype, ...] | None = None
         """Types of the outputs as the script computes them; None before the first training call."""
         self.attention: tuple[str, ...] | None = None
         """Backends of attention in the graph of the first training call, where they are looked for."""
         self._num_guarded: dict[tuple[Any, ...], int] = {}
         self._num_before_step = 0
+        self._joined = False
+        """Whether the present step has called it without taking gradients."""
+        self._num_joined = self._num_steps = 0
+        """Steps that did, and all that were looked at."""
+        self._modes: set[bool] = set()
+        """Whether models that are trained were in training mode then."""
         self._owner = owner
         present = module.__dict__.get(_SEAM)
         self._former: Compute | None = None if isinstance(present, OuterCall) else present
@@ -85,6 +109,16 @@ class OuterCall:
     def alive(self) -> bool:
         """Whether the module still exists."""
         return self._module() is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is a part of a model, not trained, that was never called by itself."""
+        return not self.trained and not self.num_calls and "." in self.name
+
+    @property
+    def phase(self) -> str:
+        """What its latest call is in a step."""
+        return "forward" if self.trained or not self.in_step else f"forward: {self.name}"
 
     def install(self) -> None:
         """Become the module's call, on top of a compilation that the script has made, or taken back, since."""
@@ -136,19 +170,21 @@ class OuterCall:
         owner = self._owner
         if owner.inside or get_ident() != owner.thread or torch._C._get_tracing_state() is not None:
             return self.plain(*args, **kwargs)
-        training = torch.is_grad_enabled()
+        training = self.trained and torch.is_grad_enabled()
         if training and owner.on_training_call is not None:
             owner.on_training_call()
         owner.inside = True
         self.num_calls += 1
+        self.in_step = training or self._belongs()
+        observer = owner.training_observer if self.in_step else owner.observer
         if training:
-            owner.has_trained, observer = True, owner.training_observer
+            owner.has_trained = True
         else:
-            observer = owner.observer
+            self._joined |= not (self.trained and owner.has_trained)
         if observer is not None:
             observer.before_call(self, training)
         try:
-            if training:
+            if training or not self.trained:
                 return self._train(args, kwargs)
             if owner.evaluate is not None:
                 return owner.evaluate(self, args, kwargs)
@@ -161,17 +197,25 @@ class OuterCall:
             if observer is not None:
                 observer.after_call(self, training)
 
+    def _belongs(self) -> bool:
+        """Whether a call without gradients is a part of the step: as in the first ones, while nothing is evaluated."""
+        mode = any(call.module.training for call in self._owner.trained)
+        if not self.in_each_step:
+            self._modes.add(mode)
+        return self.in_each_step and mode in self._modes
+
     def _train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owner = self._owner
         self.num_training_calls += 1
         if self.num_training_calls < NUM_LOOKED_AT:
-            owner.autocast_seen = owner.autocast_seen or torch.is_autocast_enabled(owner.device)
+            self.autocast_seen = self.autocast_seen or torch.is_autocast_enabled(owner.device)
+            self.feeds_loader |= not self.trained and _within_fetch()
             self.shapes.add(_looked_into((args, kwargs), _shapes))
         if owner.divide is not None:
             return owner.divide(self, args, kwargs)
-        if owner.capture is not None:
+        if owner.capture is not None and self.in_step:
             return owner.capture(self, args, kwargs)
-        if self.compute is not None or self.arounds:
+        if (self.compute is not None or self.arounds) and self.in_step:
             return self._guarded(args, kwargs)
         out = self.plain(*args, **kwargs)
         if self.plain_dtypes is None:
@@ -221,6 +265,18 @@ class OuterCall:
         """A step has ended: note how many calls it had."""
         self.calls_per_step = float(self.num_training_calls - self._num_before_step)
         self._num_before_step = self.num_training_calls
+        self._num_steps += 1
+        self._num_joined += self._joined
+        self._joined = False
+
+    def end_settling(self) -> None:
+        """Steps enough were looked at: tell what belongs to each step from what lies between some.
+
+        What was in each step stays so, where it is not trained: levers may be engaged in it.
+        """
+        often = self._num_joined >= FEWEST_JOINED and 2 * self._num_joined > self._num_steps
+        self.in_each_step = often or (self.in_each_step and not self.trained)
+        self._num_joined = self._num_steps = 0
 
 
 def _called(around: Around, inner: Compute, /, *args: Any, **kwargs: Any) -> Any:
@@ -232,6 +288,14 @@ def _looked_into(value: Any, look: Callable[[Any], tuple[Any, ...]]) -> tuple[An
         return look(value)
     except Exception:  # noqa: BLE001  a value of the script's own kind may raise anything when looked into
         return ()
+
+
+def _within_fetch() -> bool:
+    """Whether a batch is being put together: then a dataset calls."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != _FETCH:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None
 
 
 def _shapes(inputs: Any) -> tuple[tuple[int, ...], ...]:
@@ -250,8 +314,6 @@ class Calls:
         self.inside = False
         self.thread = get_ident()
         """The thread that trains; calls in others are left alone."""
-        self.autocast_seen = False
-        """Whether the script calls its model under an autocast of its own."""
         self.observer: Any = None
         """Told of calls without gradients: of each its beginning, and its end also where it raised."""
         self.training_observer: Any = None
@@ -270,33 +332,48 @@ class Calls:
         self.on_broken: Callable[[Exception], Callable[[bool], None]] | None = None
         """Told when a call raised under levers; it must release them at once. What it returns is told whether the same
         call went well without them: then it was they that raised, else the script."""
-        self._found: list[OuterCall] = []
+        self._seams: list[OuterCall] = []
         self._owners = Owners()
         self._hides_seams = False
         self._wanted: set[int] = set()
         self._descents = 0
 
     @property
+    def seams(self) -> list[OuterCall]:
+        """All whose modules still exist."""
+        if not all(call.alive for call in self._seams):
+            self._seams = [call for call in self._seams if call.alive]
+        return self._seams
+
+    @property
+    def trained(self) -> list[OuterCall]:
+        """The models that are trained."""
+        return [call for call in self.seams if call.trained]
+
+    @property
     def found(self) -> list[OuterCall]:
-        """The seams whose modules still exist."""
-        if not all(call.alive for call in self._found):
-            self._found = [call for call in self._found if call.alive]
-        return self._found
+        """What training calls: the models that are trained, and those of each step that are not."""
+        return [call for call in self.seams if call.trained or call.in_each_step]
 
     def look_for(self, parameters: Collection[torch.Tensor]) -> None:
-        """Find the outermost modules that own these parameters, and install their seam."""
-        covered = {id(p) for call in self.found for p in call.module.parameters()}
+        """Find the outermost modules that own these parameters, and those that own none; install their seam."""
         wanted = {id(p) for p in parameters}
         self._wanted |= wanted
         self._descents = 0
-        if wanted - covered:
-            owners = self._owners.of(wanted - covered)
-            for module in owners:
-                self._add(module, type(module).__name__)
+        for call in self.seams:
+            call.trained = call.trained or not wanted.isdisjoint(identities(call.module))
+        open_parameters = wanted.difference(*(identities(call.module) for call in self.trained))
+        if open_parameters:
+            owners, others = self._owners.of(open_parameters)
+            self._add((type(module).__name__, module) for module in owners)
+            if self.divide is None:
+                self._add_untrained((type(module).__name__, module) for module in others)
 
     def settle(self) -> bool:
         """After a step: replace modules that were not called by their children; True once none is left."""
-        found = self.found
+        if self.divide is None:
+            self._look_below()
+        found = self.trained
         uncalled = [call for call in found if not call.num_training_calls]
         if not uncalled:
             return True
@@ -304,48 +381,74 @@ class Calls:
             self._drop(uncalled)
             return True
         self._descents += 1
-        covered = {id(p) for call in found if call.num_training_calls for p in call.module.parameters()}
-        open_parameters = self._wanted - covered
-        spare = [c for c in uncalled if not any(id(p) in open_parameters for p in c.module.parameters())]
+        called = (call for call in found if call.num_training_calls)
+        open_parameters = self._wanted.difference(*(identities(call.module) for call in called))
+        spare = [call for call in uncalled if open_parameters.isdisjoint(identities(call.module))]
         self._drop(spare)
-        for call in uncalled:
-            for name, child in children(call.module):
-                if any(id(p) in open_parameters for p in child.parameters()):
-                    self._add(child, f"{call.name}.{name}")
+        below = [(f"{call.name}.{name}", child) for call in uncalled for name, child in children(call.module)]
+        self._add((name, child) for name, child in below if not open_parameters.isdisjoint(identities(child)))
         return len(spare) == len(uncalled)
+
+    def _look_below(self) -> None:
+        """Children that nobody trains of modules that were not called are looked at, too; an evaluation may call both.
+
+        Those of a module that is called as a whole are a part of it.
+        """
+        parts = {id(part) for call in self.seams if call.num_calls for part in call.module.modules()}
+        uncalled = [call for call in self.seams if id(call.module) not in parts]
+        below = [(f"{call.name}.{name}", child) for call in uncalled for name, child in children(call.module)]
+        self._add_untrained(below)
+        self._drop([call for call in self.seams if call.is_idle and id(call.module) in parts])
+
+    def end_settling(self) -> None:
+        """All that training calls has been found; what is called between steps later is an evaluation."""
+        for call in self.seams:
+            call.end_settling()
+        kinds = {type(call.module) for call in self.trained}  # a copy within a wrapper is there to be evaluated
+        idle = [call for call in self.seams if call.is_idle and type(call.module) not in kinds]
+        self._drop([*idle, *(call for call in self.seams if call.feeds_loader)])
 
     def refresh(self) -> None:
         """Be in place again after `lift`, and where the script has compiled a module in place since."""
-        for call in self.found:
+        for call in self.seams:
             call.install()
 
     def lift(self) -> None:
         """Be out of the way, but where levers compute calls, until `refresh`."""
-        for call in self.found:
+        for call in self.seams:
             call.lift()
 
     def meet(self, module: nn.Module) -> None:
         """A module is about to be called as the outermost one."""
-        self._add(module, type(module).__name__)
+        self._add([(type(module).__name__, module)])
 
-    def _add(self, module: nn.Module, name: str) -> None:
-        if not any(call.module is module for call in self.found):
-            call = OuterCall(module, self, name)
-            module.__dict__[_SEAM] = call
-            self._found.append(call)
-            ignored = _ignored_by_script()
-            if _SEAM not in ignored:
-                ignored.append(_SEAM)
-                self._hides_seams = True
+    def _add_untrained(self, named: Iterable[tuple[str, nn.Module]]) -> None:
+        owned = [(name, module, identities(module)) for name, module in named]
+        self._add(
+            ((name, module) for name, module, own in owned if own and self._wanted.isdisjoint(own)), trained=False
+        )
+
+    def _add(self, named: Iterable[tuple[str, nn.Module]], *, trained: bool = True) -> None:
+        known = {id(call.module) for call in self.seams}
+        for name, module in named:
+            if id(module) not in known:
+                known.add(id(module))
+                call = OuterCall(module, self, name, trained=trained)
+                module.__dict__[_SEAM] = call
+                self._seams.append(call)
+        ignored = _ignored_by_script()
+        if self._seams and _SEAM not in ignored:
+            ignored.append(_SEAM)
+            self._hides_seams = True
 
     def _drop(self, calls: list[OuterCall]) -> None:
         for call in calls:
             call.remove()
-        self._found = [call for call in self._found if call not in calls]
+        self._seams = [call for call in self._seams if call not in calls]
 
     def remove(self) -> None:
         """Leave no seam behind."""
-        self._drop(list(self._found))
+        self._drop(list(self._seams))
         if self._hides_seams and _SEAM in _ignored_by_script():
             _ignored_by_script().remove(_SEAM)
         self._hides_seams = False

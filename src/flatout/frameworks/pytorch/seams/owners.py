@@ -1,8 +1,8 @@
 """Which modules own a set of parameters? Those with the parameters below them and no parent module.
 
 The heap is looked through, because an optimizer knows parameters and not modules. In: identities of parameters. Out:
-modules, in order of creation. The search is paid for by a share of the run's time, so that a script that makes a
-thousand small models is not slowed down.
+modules, in order of creation; beside them those with none. The search is paid for by a share of the run's time, so that
+a script that makes a thousand small models is not slowed down.
 """
 
 from __future__ import annotations
@@ -28,14 +28,21 @@ class Owners:
         self._started_s = perf_counter()
         self._spent_s = 0.0
 
-    def of(self, parameters: set[int]) -> list[nn.Module]:
-        """The outermost modules with one of these parameters; none where the budget is spent."""
+    def of(self, parameters: set[int]) -> tuple[list[nn.Module], list[nn.Module]]:
+        """The outermost modules with one of these parameters, and those with none; none where the budget is spent."""
         begun_s = perf_counter()
         if self._spent_s > FREE_SEARCH_S + SEARCH_SHARE * (begun_s - self._started_s):
-            return []
-        found = [m for m in _outermost() if any(id(p) in parameters for p in _parameters(m))]
+            return [], []
+        found: tuple[list[nn.Module], list[nn.Module]] = [], []
+        for module in _outermost():
+            found[parameters.isdisjoint(identities(module))].append(module)
         self._spent_s += perf_counter() - begun_s
         return found
+
+
+def identities(module: nn.Module) -> set[int]:
+    """Of the parameters of a module and of all below it."""
+    return {id(p) for p in _parameters(module)}
 
 
 def with_gradients() -> list[torch.Tensor]:
