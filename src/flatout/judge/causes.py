@@ -47,6 +47,9 @@ DEAREST_START = 12.0
 FAIR_RATE = 0.25
 """Share of the bandwidth ceiling from which on an operation counts as moving data."""
 
+WORTH_TAKING = 0.05
+"""Workers take the cores of the model from this share of the step on."""
+
 FAULTS = 1.0
 """From so many pages a step that had to be read from a disk, waiting is called paging."""
 
@@ -189,7 +192,8 @@ def cores_taken_s(found: Findings) -> float:
     free = found.counterfactuals.get("free_data")
     if free is None or free.verdict != "faster" or not any(loader.num_workers for loader in found.facts.loaders):
         return 0.0
-    return max(saved(free.low) * found.anatomy.step_s - phase_s(found, "data"), 0.0)
+    share = saved(free.low) - phase_s(found, "data") / found.anatomy.step_s
+    return share * found.anatomy.step_s if share >= WORTH_TAKING else 0.0
 
 
 def causes(found: Findings) -> dict[str, float]:
