@@ -266,7 +266,7 @@ def test_an_iterator_of_ours_is_no_deeper_after_many_epochs(loaders):
         passing = iter(loader)
         for _ in passing:
             loaders.num_steps += 1
-    assert isinstance(passing._opened.bare, OurWorkers) and loaders.num_changed == 5
+    assert isinstance(passing.inner, OurWorkers) and loaders.num_changed == 5
 
 
 @pytest.mark.parametrize("replacement", [False, True])
@@ -683,62 +683,112 @@ def test_an_item_that_raises_in_plain_raises_the_scripts_own_exception(loaders):
 # -- in a trial ----------------------------------------------------------------------------------------------------
 
 
-def test_an_endless_training_pass_starts_over_and_evaluation_passes_end(loaders):
-    loaders.endless = True
-    training = DataLoader(Squares(8), batch_size=4, shuffle=True)
-    evaluation = DataLoader(Squares(8), batch_size=4)
-    num, evaluated = 0, []
-    for _ in training:
+CHANGES = {
+    "other workers": lambda owner: owner.change({"num_workers": 1}),
+    "no workers": lambda owner: owner.change({"num_workers": 0}),
+    "processes ahead": lambda owner: owner.change({"ahead": 1}),
+    "one batch again and again": lambda owner: owner.replay(True),
+}
+"""What a trial may do in the midst of a pass."""
+
+
+def longest_pass(make, owner, changes, num=4):
+    """How many batches the script collects in each pass while a trial changes something every few steps."""
+    loader, steps, found = make(), 0, []
+    for _ in range(num):
+        seen = []
+        for batch in loader:
+            seen.append(batch)
+            owner.num_steps += 1
+            steps += 1
+            if steps % 5 == 2:
+                changes[steps // 5 % len(changes)](owner)
+            elif steps % 5 == 4:
+                owner.change({})
+                owner.replay(False)
+        found.append(len(seen))
+    return found
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_what_a_script_collects_over_an_epoch_never_grows_beyond_one(change, options, loaders):
+    loaders.reopen = True
+
+    def make():
+        return DataLoader(Squares(), batch_size=4, shuffle=True, **options)
+
+    assert longest_pass(make, loaders, [CHANGES[change]]) == [6] * 4
+    loaders.change({})
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_script_that_works_out_the_rest_of_an_epoch_meets_no_count_of_zero(change, loaders):
+    loaders.reopen = True
+    loader, steps = DataLoader(Squares(24), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True), 0
+    rest = len(loader) % 4
+    for epoch in range(3):
+        updates = 0
+        for number, _ in enumerate(loader):
+            group = rest if number >= len(loader) - rest else 4
+            if (number + 1) % group == 0 or number + 1 == len(loader):
+                loaders.num_steps += 1
+                updates += 1
+            steps += 1
+            if steps == 5:
+                CHANGES[change](loaders)
+        assert updates == 2, epoch
+    loaders.change({})
+
+
+def test_a_pass_of_unknown_length_ends_where_its_iterator_does(loaders):
+    loaders.reopen = True
+    seen = []
+    for number, batch in enumerate(DataLoader(Counting(), batch_size=4)):
+        seen.append(len(batch))
         loaders.num_steps += 1
-        num += 1
-        if num % 3 == 0:
-            evaluated.append(len(list(evaluation)))
-        if num == 10:
-            break
-    assert num == 10 and evaluated == [2, 2, 2]
-    assert loaders.num_restarts == 4 and loaders.training == [training]
+        if number in (1, 3):
+            loaders.replay(number == 1)
+    assert seen == [4, 4, 4, 4, 2], "and the one that was given twice"
 
 
-def test_each_restart_of_an_endless_pass_is_a_fresh_epoch(loaders):
-    loaders.endless = True
-    torch.manual_seed(7)
-    passing, seen = iter(DataLoader(Squares(8), batch_size=4, shuffle=True)), []
-    for _ in range(8):
-        seen += next(passing)["label"].tolist()
+def test_passes_over_loaders_that_train_are_counted_and_their_ends_told(loaders):
+    told = []
+    loaders.on_pass_end = lambda: told.append(loaders.num_steps)
+    training, evaluation = (DataLoader(Squares(8), batch_size=4, shuffle=True) for _ in range(2))
+    for _ in range(3):
+        for _ in training:
+            loaders.num_steps += 1
+        list(evaluation)
+    assert told == [2, 4, 6] and loaders.num_passes == 2, "the first one began before it was known to train"
+    assert loaders.training == [training]
+
+
+def test_where_data_are_free_a_pass_begins_no_workers(loaders):
+    loader = DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=2)
+    for _ in loader:
         loaders.num_steps += 1
-    orders = [seen[k : k + 8] for k in range(0, 32, 8)]
-    assert all(sorted(order) == list(range(8)) for order in orders) and orders[0] != orders[1]
-
-
-def test_a_loader_of_one_batch_is_endless_as_well(loaders):
-    loaders.endless = True
-    num = 0
-    for _ in DataLoader(Squares(4), batch_size=4):
-        loaders.num_steps += 1
-        num += 1
-        if num == 5:
-            break
-    assert num == 5
-
-
-def test_an_empty_loader_ends(loaders):
-    loaders.endless = True
-    assert list(DataLoader(Squares(0), batch_size=4)) == []
+    loaders.replay(True)
+    next(iter(loader))
+    passing = iter(loader)
+    assert [len(batch["x"]) for batch in passing] == [4] * 6 and passing.inner is None
+    wait_for_no_children()
 
 
 def test_workers_change_in_the_middle_of_a_trials_training_pass(loaders):
-    loaders.reopen = loaders.endless = True
-    loader = DataLoader(Squares(), batch_size=4, shuffle=True)
+    loaders.reopen = True
+    loader = DataLoader(Squares(80), batch_size=4, shuffle=True, num_workers=1)
     passing, seen = iter(loader), []
-    for number in range(30):
+    for number in range(18):
         next(passing)
         loaders.num_steps += 1
-        seen.append(hasattr(passing._inner, "_workers"))
-        if number == 9:
+        seen.append(len(passing._workers))
+        if number == 5:
             loaders.change(WORKERS)
-        if number == 19:
+        if number == 11:
             loaders.change({})
-    assert seen == [False] * 10 + [True] * 10 + [False] * 10
+    assert seen == [1] * 6 + [2] * 6 + [1] * 6
+    assert len(list(passing)) == 2
     wait_for_no_children()
 
 
@@ -750,7 +800,7 @@ def test_in_a_run_a_pass_under_way_keeps_what_it_began_with(loaders):
     loaders.change(WORKERS)
     next(passing)
     loaders.num_steps += 1
-    assert not hasattr(passing._inner, "_workers")
+    assert not hasattr(passing.inner, "_workers")
     assert has_workers(iter(loader))
 
 
@@ -778,12 +828,12 @@ def test_free_data_hands_out_one_batch_in_new_containers(loaders):
     passing = iter(DataLoader(Squares(), batch_size=4, shuffle=True))
     next(passing)
     loaders.num_steps += 1
-    loaders.replay_batch = True
+    loaders.replay(True)
     first, second = next(passing), next(passing)
     assert first is not second and first["x"] is second["x"]
     first.clear()
     assert "x" in next(passing)
-    loaders.replay_batch = False
+    loaders.replay(False)
     assert not torch.equal(next(passing)["x"], second["x"])
 
 

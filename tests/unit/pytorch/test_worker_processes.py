@@ -183,7 +183,7 @@ def test_a_forked_process_that_drops_a_pass_leaves_its_workers_alone(loaders):
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     time.sleep(0.2)
-    assert isinstance(passing[0]._inner._iterator, OurWorkers)
+    assert isinstance(passing[0].inner._iterator, OurWorkers)
     assert len(list(passing[0])) == 5 and loaders.problems == []
 
 

@@ -56,9 +56,14 @@ class Loaders:
         """Worker attributes that replace the script's own while a pass is opened; empty means as the script says."""
         self.reopen = False
         """Whether training passes that are under way open again when `settings` change (in a trial)."""
-        self.endless = self.studies = False
-        self.replay_batch = False
-        self.num_steps, self.num_restarts = 0, 0
+        self.studies = False
+        self.replayed: weakref.WeakKeyDictionary[DataLoader[Any], Any] | None = None
+        """The batch that each loader gives again and again; None where they give what they have."""
+        self.on_pass_end: Callable[[], None] | None = None
+        """Told when a pass with whose batches steps were made is over."""
+        self.num_steps = 0
+        self.num_passes = 0
+        """Passes begun over loaders that feed the training."""
         self.num_changed = 0
         """Passes opened with `settings`."""
         self._lasting: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
@@ -116,8 +121,10 @@ class Loaders:
         """A new pass; where the script keeps its workers, the one that is under way from its beginning, as plain's."""
         lasting = self._lasting.get(id(loader))
         if lasting is not None:
+            self.num_passes += 1
             lasting.begin_anew()
             return lasting
+        self.num_passes += loader in self._training
         new = Pass(loader, self)
         if keeps_workers(loader):
             self._lasting[id(loader)] = new
@@ -207,6 +214,14 @@ class Loaders:
         # not in a process that was forked from here, to which the workers do not belong
         return usual and os.getpid() == self._pid
 
+    def replay(self, engaged: bool) -> None:
+        """Have each loader that feeds the training give one batch again and again, or what it has."""
+        self.replayed = weakref.WeakKeyDictionary() if engaged else None
+
+    def replays(self, loader: DataLoader[Any]) -> bool:
+        """Whether the loader gives one batch again and again."""
+        return self.replayed is not None and loader in self._training
+
     def _feeds_training(self, loader: DataLoader[Any]) -> bool:
         if loader in self._training:
             return True  # one in order is most often an evaluation's, for which starting workers would cost
@@ -229,7 +244,8 @@ class Loaders:
     def attach(self) -> None:
         """Have passes that are under way ask the parts of the input as well, of which a part was engaged."""
         for one in self.passes:
-            self.parts.attach(one.loader, one.inner)
+            if one.inner is not None:
+                self.parts.attach(one.loader, one.inner)
 
     @property
     def transfer(self) -> Transfer:
