@@ -22,7 +22,19 @@ from flatout.errors import Inconclusive, cannot_write
 from flatout.frameworks.contract import Settings
 from flatout.frameworks.lever import Lever
 from flatout.records.facts import Facts
-from flatout.records.trace import Agreement, Census, Header, Levers, Ready, Record, Refused, Scaling, Setting, Toggle, Window
+from flatout.records.trace import (
+    Agreement,
+    Census,
+    Header,
+    Levers,
+    Ready,
+    Record,
+    Refused,
+    Scaling,
+    Setting,
+    Toggle,
+    Window,
+)
 from flatout.run import isolation
 from flatout.run.child_process import Child, Ended, Launch, session_files
 from flatout.run.folder import NEEDED_BYTES

@@ -1,7 +1,8 @@
 """What does the script's `for` loop over a loader get? Batches, from whatever fetches them at present.
 
 A `Pass` stands between the loop and the loader's own iterator: it tells of fetches, opens again when worker settings
-change in a trial, can hand out one cached batch (a counterfactual), and goes on as plain where changed workers break. In: a loader and its owner. Out: batches in the script's own order.
+change in a trial, can hand out one cached batch (a counterfactual), and goes on as plain where changed workers break.
+In: a loader and its owner. Out: as many batches as the loader has, in the script's own order.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class Pass:
         while True:
             opened = self._at_present()
             try:
-                batch = self._compared(opened.iterator)
+                batch = self._compared(opened)
                 break
             except StopIteration:
                 self._end()
@@ -150,32 +151,23 @@ class Pass:
                 self._owner.refuse(self._loader, "step", problem)
             # In the same order and at the same batch. Not while that is handled: workers that are forked then would
             # tell of it with whatever they raise.
-            self.opened, self._check = given_back(self._owner.open_plain, opened, self._num_drawn), None
+            self.opened = given_back(self._owner.open_plain, opened, self._num_drawn)
         if not self._num_drawn:
             self._owner.note_batch(self._loader, batch)
         self._num_drawn += 1
         return batch
 
-    def _compared(self, iterator: Any) -> Any:
-        """The next batch of the iterator, which is plain's."""
-        batch = self._owner.following(iterator)
-        if self._check is not None:
-            self._check.compare(batch, self._num_drawn)
-        return batch
-
     def _open(self) -> None:
         self.opened = self._owner.open(self._loader)
-        self._check = _check_of(self._owner, self.opened)
         self._num_drawn = 0
 
+    def _compared(self, opened: Opened) -> Any:
+        """The next batch, which is plain's."""
+        batch = self._owner.following(opened.iterator)
+        if opened.changed and opened.settings.get("num_workers") and not self._num_drawn:
+            from flatout.frameworks.pytorch.input.worker_check import Checks, compare_first
 
-def _check_of(owner: Any, opened: Opened) -> Any:
-    """What sees that workers of ours give what plain would; None where there are none of ours."""
-    if not opened.changed or not opened.settings.get("num_workers"):
-        return None
-    from flatout.frameworks.pytorch.input.worker_check import Check, Checks
-
-    known = owner.checks.get(opened.loader) or owner.checks.setdefault(
-        opened.loader, Checks(owner.said, owner.admits_random)
-    )
-    return Check(known, opened)
+            owner = self._owner
+            known = owner.checks.get(opened.loader) or Checks(owner.said, owner.admits_random)
+            compare_first(owner.checks.setdefault(opened.loader, known), opened, batch)
+        return batch

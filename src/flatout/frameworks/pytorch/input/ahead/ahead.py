@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from flatout.frameworks.pytorch.input.ahead.generators import Draws, Movements, Place
 from flatout.frameworks.pytorch.input.ahead.process import Items, Made, Wanted
 from flatout.frameworks.pytorch.input.dataset_state import held_open, marks
 from flatout.frameworks.pytorch.input.plain_iterator import GivenOrder
+from flatout.frameworks.pytorch.input.shuffles import KNOWN, generators_of
 from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
 from flatout.frameworks.pytorch.input.worker_settings import start_method
 from flatout.frameworks.pytorch.seams.trees import digest
@@ -62,6 +63,10 @@ def refusal(loader: DataLoader[Any]) -> str | None:
     """Why no process may make this loader's batches; None where they may."""
     if loader.num_workers:
         return "the script has workers"
+    if isinstance(loader.dataset, IterableDataset):
+        return "an iterable dataset gives its items one after another"
+    if generators_of(loader):
+        return "it draws from a generator of the script's, which would be moved early"
     if start_method() != "fork":
         return f"processes are started by `{start_method()}`, which would not inherit the dataset as it is"
     if (held := held_open(loader.dataset)) is not None:
@@ -109,7 +114,10 @@ class Ahead:
         if made.before is not None and made.before != Place.now():
             self._known.movements.batches_differ |= workers._num_workers > 1
             return self._miss("not as many random numbers are drawn from step to step")
-        if self._marks != self._look():
+        order, items = self._look()
+        if order != self._marks[0]:
+            self._known.give_up("what its order follows from was changed in mid-pass, and some of it was drawn before")
+        if (order, items) != self._marks:
             return self._miss("the script changes its dataset while a pass is under way")
         if made.problem:
             self._known.give_up(f"its code {made.problem}, which a process apart may not")
@@ -202,13 +210,16 @@ class Ahead:
         given: Any = GivenOrder(loader._index_sampler, order)
         attributes["batch_sampler" if loader.batch_sampler is not None else "sampler"] = given
         try:
-            self._workers = OurWorkers(twin, asked_once=False)
+            self._workers = OurWorkers(twin)
         except (OSError, RuntimeError) as problem:
             self._known.give_up(f"no process could be started: {problem}")
         self._num_given, self._marks = 0, self._look()
 
     def _look(self) -> Any:
-        return marks(self._loader.dataset, self._loader.collate_fn, closely=False)
+        loader = self._loader  # PyTorch's own samplers draw at the first batch, and others when they are asked
+        own = [one for one in (loader.sampler, loader.batch_sampler) if type(one) not in (*KNOWN, BatchSampler)]
+        order = marks(*own, closely=False, but=loader.dataset)
+        return order, marks(loader.dataset, loader.collate_fn, closely=False)
 
     def _back(self) -> None:
         """Throw away what was made, and have plain go on where the script is."""
