@@ -9,7 +9,6 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import (  # noqa: E402
     DataLoader,
-    Dataset,
     RandomSampler,
     Sampler,
     TensorDataset,

@@ -65,8 +65,6 @@ class Workers(Lever):
                 "the loader is of a kind of its own, names its multiprocessing context, gives batches out of order, "
                 "or draws from a generator of the script's"
             )
-        if any(loader.picklable is False for loader in facts.loaders):
-            return "the dataset cannot be pickled, as this start method needs"
         needed = shm_needed(facts, 1)
         if machine.shm_bytes is not None and machine.shm_bytes < needed:
             return f"/dev/shm has {machine.shm_bytes / 2**20:.0f} MB, and one worker may need {needed / 2**20:.0f} MB"

@@ -67,6 +67,9 @@ def refusal(loader: DataLoader[Any]) -> str | None:
         return "an iterable dataset gives its items one after another"
     if generators_of(loader):
         return "it draws from a generator of the script's, which would be moved early"
+    order = (loader.sampler, getattr(loader.batch_sampler, "sampler", None), loader.batch_sampler)
+    if any(type(one) not in (*KNOWN, BatchSampler, range, type(None)) for one in order):
+        return "its order comes from a sampler of the script's, which would be asked early"
     if start_method() != "fork":
         return f"processes are started by `{start_method()}`, which would not inherit the dataset as it is"
     if (held := held_open(loader.dataset)) is not None:
@@ -114,10 +117,7 @@ class Ahead:
         if made.before is not None and made.before != Place.now():
             self._known.movements.batches_differ |= workers._num_workers > 1
             return self._miss("not as many random numbers are drawn from step to step")
-        order, items = self._look()
-        if order != self._marks[0]:
-            self._known.give_up("what its order follows from was changed in mid-pass, and some of it was drawn before")
-        if (order, items) != self._marks:
+        if self._marks != self._look():
             return self._miss("the script changes its dataset while a pass is under way")
         if made.problem:
             self._known.give_up(f"its code {made.problem}, which a process apart may not")
@@ -216,10 +216,7 @@ class Ahead:
         self._num_given, self._marks = 0, self._look()
 
     def _look(self) -> Any:
-        loader = self._loader  # PyTorch's own samplers draw at the first batch, and others when they are asked
-        own = [one for one in (loader.sampler, loader.batch_sampler) if type(one) not in (*KNOWN, BatchSampler)]
-        order = marks(*own, closely=False, but=loader.dataset)
-        return order, marks(loader.dataset, loader.collate_fn, closely=False)
+        return marks(self._loader.dataset, self._loader.collate_fn, closely=False)
 
     def _back(self) -> None:
         """Throw away what was made, and have plain go on where the script is."""
