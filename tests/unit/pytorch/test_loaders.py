@@ -873,10 +873,10 @@ def test_a_pass_that_is_over_stays_over(loaders):
 
 
 @pytest.mark.slow
-def test_a_whole_script_with_workers_of_ours_ends_with_the_output_of_plain_and_no_process(shuffled_epochs):
+def test_a_whole_script_with_processes_of_ours_ends_with_the_output_of_plain_and_no_process(shuffled_epochs):
     script, plain = SCRIPTS / "shuffled_epochs.py", shuffled_epochs
     watched = warm.run(
-        [sys.executable, SCRIPTS / "under_levers.py", '{"workers": {"num": 2}}', script],
+        [sys.executable, SCRIPTS / "under_levers.py", '{"ahead": {"num": 2}}', script],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert watched.stdout == plain.stdout and watched.stderr == plain.stderr
