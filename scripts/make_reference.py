@@ -71,7 +71,7 @@ def commands() -> str:
 
 # -- levers --------------------------------------------------------------------------------------------------------
 
-_TOGGLES = {"step": "between two steps", "epoch": "when the loader starts over", "process": "in a new process"}
+_TOGGLES = {"step": "between two steps", "epoch": "when a pass over the data begins", "process": "in a new process"}
 _CLASSES = {
     "exact": ("nothing: same batches, same random numbers, same bits", "bit for bit", "on"),
     "rounding": ("the order of float operations", "agreement", "on"),

@@ -150,7 +150,7 @@ class Toy:
 
     # the contract, in the order in which the conductor uses it
 
-    def prepare(self, levers, *, endless, trial, learns=False):
+    def prepare(self, levers, *, trial, learns=False):
         """Nothing waits for no step here."""
 
     def attach(self, listener):

@@ -55,6 +55,9 @@ class _Listener:
     def on_step(self, step) -> None:
         self.num_steps += 1
 
+    def on_pass_end(self) -> None:
+        pass
+
     def on_update(self) -> None:
         waiting, self.waiting = self.waiting, None
         if waiting is not None:
@@ -77,7 +80,7 @@ class Watched:
             verify(lever)
             self.pytorch.session.levers[name] = lever
         self.listener = _Listener()
-        self.pytorch.prepare({}, endless=False, trial=True)
+        self.pytorch.prepare({}, trial=True)
         self.pytorch.attach(self.listener)
         self._steps = script()
 

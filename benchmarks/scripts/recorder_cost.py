@@ -38,6 +38,7 @@ def epochs(num: int) -> float:
 class Listener:
     def on_step(self, step) -> None: ...
     def on_update(self) -> None: ...
+    def on_pass_end(self) -> None: ...
     def on_failure(self, stage: str, problem: BaseException) -> None: ...
 
 
@@ -55,7 +56,7 @@ for number in range(PAIRS):
             bare.append(epochs(MEASURED))
             continue
         framework = PyTorch()
-        framework.prepare({}, endless=False, trial=depth == "phases")
+        framework.prepare({}, trial=depth == "phases")
         framework.attach(Listener())
         epochs(1)
         if depth == "counted":  # a run without levers

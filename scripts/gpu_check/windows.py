@@ -19,7 +19,7 @@ class Windows:
         self._begun_s = 0.0
         self.found: dict[str, Any] | None = None
         self.failures: list[str] = []
-        self.framework.prepare({}, endless=False, trial=True)
+        self.framework.prepare({}, trial=True)
         self.framework.attach(self)
 
     def on_step(self, step: Step) -> None:
@@ -44,6 +44,9 @@ class Windows:
             "device_phases": device,
         }
         self._wanted = self._ends_s = None
+
+    def on_pass_end(self) -> None:
+        """Nobody waits."""
 
     def on_update(self) -> None:
         """Gradients are complete; nothing is asked for."""

@@ -509,7 +509,7 @@ def test_exceptions_that_a_script_prints_itself_show_its_own_frames(folder):
 
 
 @needs_torch
-@pytest.mark.parametrize("levers", ["", "bf16", "workers=1,channels_last,fused_optimizer"])
+@pytest.mark.parametrize("levers", ["", "bf16", "ahead=1,channels_last,fused_optimizer"])
 def test_exceptions_that_a_script_catches_while_it_trains_hold_no_frame_of_ours(folder, levers):
     options = ("--levers", levers) if levers else ()
     plain, _, ours, _ = both(folder, "catches_its_own.py", "4", options=options, start=warm.run)

@@ -78,7 +78,7 @@ def test_a_sleep_in_every_item_is_named_as_the_input(why: dict[str, object]) -> 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
     folder = tmp_path_factory.mktemp("tune with space")
-    words = ["--levers", "workers,fused_optimizer", "--budget", "40s"]
+    words = ["--levers", "ahead,fused_optimizer", "--budget", "40s"]
     done = run("tune", "--json", *words, *HERE, TINY, "--pause", "0.002", folder=folder)
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
@@ -98,11 +98,11 @@ def skip_where_busy(folder: Path, verdict: dict[str, object]) -> None:
 
 
 @pytest.mark.smoke
-def test_tune_finds_workers_for_a_slow_dataset(tuned: tuple[Path, dict[str, object]]) -> None:
+def test_tune_finds_processes_for_a_slow_dataset(tuned: tuple[Path, dict[str, object]]) -> None:
     folder, verdict = tuned
     skip_where_busy(folder, verdict)
     assert verdict["verdict"] == "faster", told(folder, verdict)
-    assert "workers" in verdict["levers"]
+    assert "ahead" in verdict["levers"]
     assert verdict["ratio_low"] > 1
     assert verdict["break_even_steps"] > 0
 
@@ -127,7 +127,7 @@ def test_a_plan_for_another_script_is_not_overwritten(tuned: tuple[Path, dict[st
     other.write_text(Path(TINY).read_text())
     before = plan_file.scripts(folder / "flatout.toml")
     assert len(before) == 1
-    words = ["--levers", "workers", "--budget", "25s"]
+    words = ["--levers", "ahead", "--budget", "25s"]
     done = run("tune", "--json", *words, *HERE, "other.py", "--pause", "0.002", folder=folder)
     assert done.returncode == 0, done.stderr
     assert set(before) <= set(plan_file.scripts(folder / "flatout.toml"))

@@ -78,7 +78,7 @@ def test_a_candidate_that_is_killed_has_failed_and_the_next_one_is_measured_in_a
     conduct.bench.start()
     conduct.bench.settle()
     killer.stage("trying", None)
-    first = conduct.try_out(Candidate(levers={"workers": {"num": 1}}))
+    first = conduct.try_out(Candidate(levers={"ahead": {"num": 1}}))
     assert (first.outcome, first.reason) == ("failed", "killed by SIGKILL")
     fused = {"fused_optimizer": {}}
     assert conduct.bench.window({}, purpose="baseline").num_steps

@@ -108,11 +108,14 @@ def attached():
         def on_update(self):
             pass
 
+        def on_pass_end(self):
+            pass
+
         def on_failure(self, stage, problem):
             failures.append((stage, type(problem).__name__, str(problem)))
 
     pytorch = PyTorch()
-    pytorch.prepare({}, endless=False, trial=False)
+    pytorch.prepare({}, trial=False)
     pytorch.attach(Listener())
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -176,9 +176,9 @@ def test_a_sampler_of_stacks_that_gets_no_thread_sees_nothing(monkeypatch, unhea
 # -- shared memory -------------------------------------------------------------------------------------------------
 
 
-def test_workers_that_a_lever_adds_where_shared_memory_is_too_small_do_not_end_the_run(folder):
+def test_processes_that_a_lever_adds_where_shared_memory_is_too_small_do_not_end_the_run(folder):
     script = copied("starved.py", folder)
-    done = mounted(f"{' '.join(FLATOUT)} run --levers workers=2 {script.name} memory", where="/dev/shm", size="32m")
+    done = mounted(f"{' '.join(FLATOUT)} run --levers ahead=2 {script.name} memory", where="/dev/shm", size="32m")
     assert done.returncode == 0, done.stderr
     assert done.stdout == plain(script.name, "memory").stdout
     assert "Traceback" not in done.stderr

@@ -87,7 +87,7 @@ FACTS = Facts(
     optimizers=(OptimizerFacts(name="SGD", num_parameters=61706, fused=False, foreach=False,
                                can_fuse=True),),
     loaders=(LoaderFacts(dataset="ImageDataset", batch_size=16, num_batches=938, num_workers=0,
-                         prefetch_factor=None, pinned=False, picklable=True),),
+                         prefetch_factor=None, pinned=False),),
     num_threads=2,
 )  # fmt: skip
 

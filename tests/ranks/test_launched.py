@@ -23,7 +23,7 @@ def here(tmp_path, monkeypatch):
 
 def test_what_wins_on_one_rank_is_measured_on_all_and_run_under_the_launcher(here):
     words = (*LAUNCHER, "loads_on_ranks.py")
-    done = flatout("tune", "--levers", "workers", "--budget", "100s", "--json", *words, limit_s=280)
+    done = flatout("tune", "--levers", "ahead", "--budget", "100s", "--json", *words, limit_s=280)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     result = json.loads((here / found["run"] / "result.json").read_text())

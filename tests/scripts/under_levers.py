@@ -23,12 +23,15 @@ class Listener:
     def on_update(self):
         pass
 
+    def on_pass_end(self):
+        pass
+
     def on_failure(self, stage, problem):
         print(f"flatout failed in {stage}: {problem!r}", file=sys.stderr)
 
 
 framework = PyTorch()
-framework.prepare(levers, endless=False, trial=False)
+framework.prepare(levers, trial=False)
 framework.attach(Listener())
 sys.argv = sys.argv[2:]
 runpy.run_path(script, run_name="__main__")

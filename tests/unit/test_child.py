@@ -57,7 +57,7 @@ class FakeFramework:
         if name in self.breaks or (name, *map(str, what)) in self.breaks:
             raise RuntimeError(f"{name} is broken")
 
-    def prepare(self, levers, *, endless, trial, learns=False):
+    def prepare(self, levers, *, trial, learns=False):
         self._note("prepare")
 
     def attach(self, listener):

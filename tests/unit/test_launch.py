@@ -135,6 +135,18 @@ def test_a_child_that_does_not_answer_is_given_up(launched):
     assert (ended.value.num_steps, child.alive) == (3, False)
 
 
+def test_between_two_passes_a_child_has_a_limit_of_its_own(launched):
+    code = READY + 'open(session["orders"]).readline()\nsay(kind="pass_end", num_steps=5)\ntime.sleep(1)\n'
+    with Child(launched(code + 'say(kind="ready", order=0, num_steps=6)\ntime.sleep(60)')) as child:
+        child.ready(20.0)
+        assert child.ask(0.2, pause_s=20.0, kind="release")[-1].num_steps == 6
+    with Child(launched(code)) as child:
+        child.ready(20.0)
+        with pytest.raises(Ended) as ended:
+            child.ask(0.2, kind="release")
+    assert ended.value.sentence() == "no step in time after a pass over the data"
+
+
 def test_what_the_child_wrote_last_is_not_missed(launched):
     failure = 'say(kind="failure", stage="script", error="ValueError", message="last")\nos._exit(1)'
     for _ in range(5):

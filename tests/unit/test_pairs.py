@@ -134,13 +134,12 @@ def test_both_sides_keep_the_evidence(step_s):
     assert measure(Bench(step_s)).evidence == {"x": "seen"}
 
 
-def test_a_window_that_starts_the_loader_over_is_no_match_for_one_that_does_not_save_for_free_data():
+def test_a_window_that_goes_from_one_epoch_to_the_next_is_no_match_for_one_that_does_not():
     def uneven(first, second):
         return Pair(order=[], readings={False: first, True: second}).is_uneven
 
     once, never = window(new_epochs=1), window(levers={"workers": {"num": 1}})
     assert uneven(once, never) and not uneven(once, once)
-    assert not uneven(once, window(levers={"free_data": {}}))
 
 
 def test_a_plain_window_that_came_out_too_short_makes_the_next_ones_longer(tmp_path):

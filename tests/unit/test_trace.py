@@ -19,6 +19,7 @@ from flatout.records.trace import (
     Failure,
     Inputs,
     Operation,
+    PassEnd,
     Ready,
     Refused,
     Remark,
@@ -49,6 +50,7 @@ EACH = (
     Refused(path="/etc/x"),
     Inputs(paths=("/home/x/config.json", "/home/x/\udcff.py")),
     Remark(text="store `x`: 5 of 5 items \udcff"),
+    PassEnd(num_steps=7),
     Ready(order=2, num_steps=7),
     End(num_steps=9, wall_s=1.5, exit_code=0),
 )  # fmt: skip

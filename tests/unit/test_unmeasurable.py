@@ -194,3 +194,60 @@ def test_a_plain_window_that_could_not_be_written_is_told_and_one_under_levers_i
     assert "losses" in caught.value.cause
     with pytest.raises(CandidateFailed, match="could not be engaged"):
         one.window({"a": {}}, purpose="trial")
+
+
+class Short:
+    """A script whose runs are so long; it counts orders, and notes the starts."""
+
+    alive = True
+
+    def __init__(self, num_steps, notes):
+        self.num_left, self.num_steps, self.notes, self.records = num_steps, 6, notes, []
+        notes.append("start")
+
+    def ask(self, limit_s, wait, *, kind, pause_s, levers, num_steps=1, skip_steps=0, purpose="", **what):
+        self.num_steps += num_steps + skip_steps
+        if self.num_steps > self.num_left:
+            raise Ended(exit_code=0, finished=True, trained=True, num_steps=self.num_left)
+        self.notes.append(f"{kind} {purpose}".strip() if kind == "compare" else num_steps)
+        steps = Window(
+            index=0, purpose=purpose, levers=levers, observe="ends", step_s=(0.01,) * num_steps,
+            outside_s=(0.0,) * num_steps, start_s=0.0,
+        )  # fmt: skip
+        return [steps, Ready(order=0, num_steps=self.num_steps)]
+
+    def end(self):
+        self.notes.append("end")
+
+
+def short_runs(tmp_path, monkeypatch, num_steps, size):
+    one, notes = bench.Bench(Script(path="train.py"), tmp_path, {}, Terms(isolate=False)), []
+    one.facts, one.size, one.step_guess_s = SimpleNamespace(loaders=()), replace(one.size, num_steps=size), 0.01
+
+    def start(process_levers):
+        one._child, one._num_steps = Short(num_steps, notes), 6
+
+    monkeypatch.setattr(one, "start", start)
+    return one, notes
+
+
+def test_a_window_that_the_end_of_the_script_cut_is_measured_in_its_next_run_and_nobody_is_blamed(
+    tmp_path, monkeypatch
+):
+    one, notes = short_runs(tmp_path, monkeypatch, 80, 30)
+    for levers in ({}, {"a": {}}, {"a": {}}, {}):
+        assert one.window(levers, purpose="trial", skip=2).levers == levers
+    assert notes == ["start", 30, 30, "start", 20, 20], "of windows that fit into it four times"
+    assert one.longest_run_steps == 80 and not one.warnings
+    one.window({}, purpose="trial", skip=2)
+    one.window({}, purpose="trial", skip=2)
+    assert notes[-4:] == [20, "end", "start", 20], "it does not wait for the end of a run that has no room for it"
+
+
+def test_numbers_are_compared_after_the_warm_up_in_a_process_that_was_started_again_too(tmp_path, monkeypatch):
+    for steps, warm_up in ((500, 30), (40, 20)):
+        one, notes = short_runs(tmp_path, monkeypatch, steps, 10)
+        one.longest_run_steps = steps
+        one.agreement({"a": {}}, ("gradients",))
+        one.agreement({"a": {}}, ("gradients",))
+        assert notes == ["start", warm_up, "compare gradients", "compare gradients"]

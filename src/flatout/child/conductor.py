@@ -100,7 +100,7 @@ class Conductor:
             from flatout.child.files_read import FilesRead
 
             self._files = FilesRead(self.spec.list_read, without=(str(Path(self.spec.trace).parent),))
-        self.framework.prepare(self.spec.levers, endless=self.spec.endless, trial=self.waits, learns=self.spec.learns)
+        self.framework.prepare(self.spec.levers, trial=self.waits, learns=self.spec.learns)
         self.framework.attach(self)
 
     def _forget_in_fork(self) -> None:
@@ -263,6 +263,9 @@ class Conductor:
             self._finish_order()
         except Exception as problem:  # noqa: BLE001
             self.on_failure("recorder", problem)
+
+    def on_pass_end(self) -> None:
+        """Nothing: nobody waits for the next step."""
 
     def on_failure(self, stage: str, problem: BaseException) -> None:
         """Note it; after several of our own failures, stop recording for good.

@@ -91,6 +91,9 @@ class Observation:
     def on_update(self) -> None:
         """Gradients are complete; nobody waits for them here."""
 
+    def on_pass_end(self) -> None:
+        """The data has been gone through once; nobody waits for the next step here."""
+
     def on_failure(self, stage: str, problem: BaseException) -> None:
         """Something of ours went wrong; training goes on."""
         if len(self.problems) < 20:

@@ -69,7 +69,6 @@ class SessionSpec:
         claim: Created by the first process that makes a step; others stay plain.
         levers: Engaged at the first boundary (`run`), or before the script starts where they need a new process.
         per_process: Under a launcher: every process that trains writes a trace of its own, and takes no orders.
-        endless: A training loader starts over instead of ending (`trial`).
         script: For the header.
         arguments: For the header.
         settings: What its framework is told.
@@ -94,7 +93,6 @@ class SessionSpec:
     orders: str | None = None
     levers: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
     per_process: bool = False
-    endless: bool = False
     script: str = ""
     arguments: tuple[str, ...] = ()
     settings: Settings = field(default_factory=Settings)

@@ -11,7 +11,7 @@ import sys
 from typing import Any, ClassVar
 
 from flatout.child.conductor import Conductor
-from flatout.records.trace import Ready, Refused
+from flatout.records.trace import PassEnd, Ready, Refused
 
 
 class Trial(Conductor):
@@ -46,6 +46,11 @@ class Trial(Conductor):
 
         if self.spec.writable:
             sys.addaudithook(audit)
+
+    def on_pass_end(self) -> None:
+        """Tell who waits for an answer."""
+        if self._order is not None:
+            self._write(PassEnd(num_steps=self.num_steps))
 
     def _on_not_released(self) -> None:
         os._exit(1)  # nothing measured here from now on would mean anything

@@ -96,6 +96,9 @@ class StepListener(Protocol):
     def on_update(self) -> None:
         """The last update of a step is about to be made: gradients are complete, parameters are still old."""
 
+    def on_pass_end(self) -> None:
+        """The data has been gone through once; what the script does before its next step may take long."""
+
     def on_failure(self, stage: str, problem: BaseException) -> None:
         """Something of ours went wrong; training goes on."""
 
@@ -140,8 +143,8 @@ class Framework(Protocol):
     def facts(self) -> Facts:
         """What the script turned out to do."""
 
-    def prepare(self, levers: Levers, *, endless: bool, trial: bool, learns: bool = False) -> None:
-        """Before the script continues: engage levers that do not wait for a step, and let loaders start over.
+    def prepare(self, levers: Levers, *, trial: bool, learns: bool = False) -> None:
+        """Before the script continues: engage levers that do not wait for a step.
 
         Where a run `learns`, its facts are looked for as in a trial.
         """

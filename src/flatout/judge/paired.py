@@ -79,14 +79,9 @@ class Pair:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether one side paid for starting the loader over and the other did not, where epochs are long.
-
-        Free data never starts over: that is part of what it is to show.
-        """
+        """Whether one side paid for what comes between two epochs and the other did not, where epochs are long."""
         both = [one for one in self.readings.values() if one is not None]
-        if len(both) < 2 or any("free_data" in one.levers for one in both):
-            return False
-        return both[0].new_epochs != both[1].new_epochs and max(one.new_epochs for one in both) == 1
+        return len(both) == 2 and both[0].new_epochs != both[1].new_epochs and max(one.new_epochs for one in both) == 1
 
 
 def is_busy(reading: Window) -> bool:

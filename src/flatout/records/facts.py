@@ -55,7 +55,6 @@ class LoaderFacts:
     prefetch_factor: int | None = None
     pinned: bool = False
     iterable: bool = False
-    picklable: bool | None = None
     changeable: bool = True
     """Whether worker settings can be changed from outside."""
     batch_bytes: int | None = None

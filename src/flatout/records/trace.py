@@ -92,7 +92,7 @@ class Window:
         recompilations: Compilations that fell into the window; such a window is not compared.
         peak_memory_bytes: Highest memory of the process (device memory on a GPU) up to the window's end.
         start_s: Start on the trace's clock, seconds since the framework was imported.
-        new_epochs: Times the loader was started over within the window.
+        new_epochs: Passes over a loader that feeds the training which began within the window.
     """
 
     index: int
@@ -238,6 +238,13 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassEnd:
+    """A pass over the data has ended within an order; what comes next (evaluation, a checkpoint) may take long."""
+
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """The script ended by itself.
 
@@ -276,6 +283,7 @@ Record = (
     | Refused
     | Inputs
     | Remark
+    | PassEnd
     | End
     | Ready
 )

@@ -20,12 +20,13 @@ from typing import IO, Any
 from flatout.child.orders import Order, SessionSpec, encode
 from flatout.errors import cannot_write
 from flatout.records.as_json import to_json
-from flatout.records.trace import End, Failure, Header, Ready, Record
+from flatout.records.trace import End, Failure, Header, PassEnd, Ready, Record
 from flatout.records.trace_file import Follower
 from flatout.run.process_tree import ProcessTree
 
 BOOTSTRAP = Path(__file__).parent.parent / "child" / "bootstrap"
 POLL_S = 0.02
+HUNG = "hung: no answer within its time limit"
 
 start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
 """How the user's program is started, a trial's child as well as a run: with the arguments of `subprocess.Popen`. What
@@ -49,6 +50,8 @@ class Ended(Exception):
     """Whether the script ran to its end."""
     hung: bool = False
     """Whether it was given up after its time limit."""
+    between_passes: bool = False
+    """Whether it then had ended a pass over its data and made no step since."""
     num_steps: int = 0
     """Steps that it made, as far as known."""
     trained: bool = False
@@ -66,7 +69,7 @@ class Ended(Exception):
     def sentence(self) -> str:
         """How it ended, in a few words."""
         if self.hung:
-            return "hung: no answer within its time limit"
+            return "no step in time after a pass over the data" if self.between_passes else HUNG
         if self.failure is not None:
             return ": ".join([self.failure.error, *self.failure.message.splitlines()[:1]])
         if self.exit_code is not None and self.exit_code < 0:
@@ -256,12 +259,15 @@ class Child:
         """
         return self._until(-1, limit_s, wait)
 
-    def ask(self, limit_s: float, wait: Callable[[], None] | None = None, /, **what: Any) -> list[Record]:
+    def ask(
+        self, limit_s: float, wait: Callable[[], None] | None = None, pause_s: float = 0.0, /, **what: Any
+    ) -> list[Record]:
         """Give an order and wait for its answers.
 
         Args:
             limit_s: After this many seconds without an answer the child is given up.
             wait: Called while waiting, e.g. to draw progress.
+            pause_s: So many seconds may pass from the end of a pass over the data, whatever the limit.
             **what: The fields of an `Order`.
 
         Raises:
@@ -272,9 +278,11 @@ class Child:
         if not self.alive:
             raise self._ended(hung=False)
         os.write(self._orders, encode(order).encode())
-        return self._until(order.number, limit_s, wait)
+        return self._until(order.number, limit_s, wait, pause_s)
 
-    def _until(self, number: int, limit_s: float, wait: Callable[[], None] | None) -> list[Record]:
+    def _until(
+        self, number: int, limit_s: float, wait: Callable[[], None] | None, pause_s: float = 0.0
+    ) -> list[Record]:
         found: list[Record] = []
         deadline = time.perf_counter() + limit_s
         while True:
@@ -284,6 +292,8 @@ class Child:
             found += new
             if any(isinstance(r, Ready) and r.order == number for r in new):
                 return found
+            if any(isinstance(r, PassEnd) for r in new):
+                deadline = max(deadline, time.perf_counter() + pause_s)
             if not alive:
                 raise self._ended(hung=False)
             if time.perf_counter() > deadline:
@@ -304,6 +314,7 @@ class Child:
             failure=failure,
             finished=code == 0 and not hung,
             hung=hung,
+            between_passes=bool(self.records) and isinstance(self.records[-1], PassEnd),
             num_steps=end.num_steps if end else max(ready, default=0),
             trained=any(isinstance(r, Header) for r in self.records),
             output=tail(self.output_path),

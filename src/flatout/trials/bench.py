@@ -23,7 +23,19 @@ from flatout.frameworks.contract import Settings
 from flatout.frameworks.lever import Lever
 from flatout.records.facts import Facts
 from flatout.records.plan import Candidate
-from flatout.records.trace import Agreement, Census, Header, Levers, Record, Refused, Scaling, Setting, Toggle, Window
+from flatout.records.trace import (
+    Agreement,
+    Census,
+    Header,
+    Levers,
+    Ready,
+    Record,
+    Refused,
+    Scaling,
+    Setting,
+    Toggle,
+    Window,
+)
 from flatout.run import isolation
 from flatout.run.child_process import Child, Ended, Launch, session_files
 from flatout.run.folder import NEEDED_BYTES
@@ -83,8 +95,9 @@ class Bench:
         self.start_s: float | None = None
         self._child: Child | None = None
         self._name, self._num_children = "", 0
+        self._num_steps = 0
+        """Steps that the child had made when it last answered."""
         self._process_levers: dict[str, Mapping[str, Setting]] = {}
-        self._endless = True
         self._scratch: Path | None = None
         self.step_guess_s = 0.5
         """What passes with a step, evaluation and checkpoints included."""
@@ -155,7 +168,6 @@ class Bench:
             mode="trial",
             **session_files(self.run_folder, self._name),  # type: ignore[arg-type]
             levers=self._process_levers,
-            endless=self._endless,
             script=self.script.name,
             arguments=self.script.arguments,
             writable=isolation.writable(self._scratch) if self._scratch is not None else (),
@@ -178,7 +190,7 @@ class Bench:
         self._after_end()
 
     def _after_end(self) -> None:
-        child, self._child = self._child, None
+        child, self._child, self._num_steps = self._child, None, 0
         self.refused |= {r.path: None for r in child.records if isinstance(r, Refused)} if child is not None else {}
         scratch, self._scratch = self._scratch, None
         if scratch is not None and scratch.exists():
@@ -211,6 +223,8 @@ class Bench:
                 self.facts = record
             elif isinstance(record, Window):
                 self.windows.append((self._name, record))
+            elif isinstance(record, Ready):
+                self._num_steps = record.num_steps
 
     # -- orders --------------------------------------------------------------------------------------------------
 
@@ -223,7 +237,8 @@ class Bench:
             child = self._child
             assert child is not None
             try:
-                records = child.ask(limit_s, self.on_wait, levers=levers, **what)
+                pause_s = self._limited(levers, self.terms.start_limit_s)
+                records = child.ask(limit_s, self.on_wait, pause_s, levers=levers, **what)
             except Ended as end:
                 unreleased = not_released(child.records)
                 self._ended(end, levers)
@@ -255,11 +270,6 @@ class Bench:
             raise CandidateFailed(unreleased or end.sentence())
         if unreleased:  # a fresh child is plain; whose lever it was is judged by whoever engaged it
             return
-        if self._endless and end.failure is not None and not end.hung:
-            # Perhaps it counts its steps and refuses more than it has; let it end by itself from now on.
-            self._endless = False
-            self.warnings["the script does not bear a loader that starts over, so it is started again instead"] = None
-            return
         raise cannot_measure(self.script, end, self.terms.start_limit_s)
 
     def window(
@@ -280,16 +290,14 @@ class Bench:
             CandidateFailed: The script broke under the levers.
             Inconclusive: It always ends too early, or its plain steps could not be recorded.
         """
+        num_steps, skip = num_steps or self.size.num_steps, self.size.skip_steps if skip is None else skip
+        self._make_room(num_steps + skip)
         records = self._ask(
             levers,
             self._limit_s(levers, max(30.0 + 20 * self.size.num_steps * self.step_guess_s, patience_s)),
-            kind="window",
-            purpose=purpose,
-            observe=observe,
-            num_steps=num_steps or self.size.num_steps,
-            skip_steps=self.size.skip_steps if skip is None else skip,
-            limit_s=FAR_TOO_LONG * max((num_steps or self.size.num_steps) * self._training_guess_s, WINDOW_S),
-        )
+            kind="window", purpose=purpose, observe=observe, num_steps=num_steps, skip_steps=skip,
+            limit_s=FAR_TOO_LONG * max(num_steps * self._training_guess_s, WINDOW_S),
+        )  # fmt: skip
         found = next((r for r in reversed(records) if isinstance(r, Window)), None)
         if found is None and not levers:
             raise cannot_record(self.script, "its steps", records)
@@ -303,12 +311,16 @@ class Bench:
         """How long an answer may take: with levers no longer than the budget lasts."""
         if any(self.levers[name].compiles for name in levers if name in self.levers):
             plain_s += min(COMPILE_LIMIT_S, TOO_LONG * compiling_s(Candidate(levers=levers), self.levers, self.facts))
-        if not levers:
-            return plain_s
-        return min(plain_s, max(self.deadline_s - time.perf_counter(), MIN_LIMIT_S))
+        return self._limited(levers, plain_s)
+
+    def _limited(self, levers: Levers, plain_s: float) -> float:
+        return min(plain_s, max(self.deadline_s - time.perf_counter(), MIN_LIMIT_S)) if levers else plain_s
 
     def agreement(self, levers: Levers, checks: tuple[str, ...]) -> Agreement:
-        """Compare the levers with plain at the next step."""
+        """Compare the levers with plain at the next step; of a process that was started again, after its warm-up."""
+        wanted = min(WARM_UP_STEPS, int(WARM_UP_LIMIT_S / self.step_guess_s), (self.longest_run_steps or math.inf) // 2)
+        if self._num_steps < wanted:
+            self.window({}, purpose="warm-up", skip=0, num_steps=int(wanted) - self._num_steps)
         found = self._told(Agreement, levers, kind="compare", purpose=" ".join(checks))
         return found or Agreement(levers=levers, differences=(), missing="the comparison gave no answer")
 
@@ -353,10 +365,14 @@ class Bench:
         self._fit_into_a_run()
 
     def _fit_into_a_run(self) -> None:
-        """A window must fit into one run of the script, with its settling before and room for another."""
         if self.longest_run_steps is not None:
-            fitting = max(self.longest_run_steps // 4, 1)
-            self.size = replace(self.size, num_steps=min(self.size.num_steps, fitting))
+            self.size = self.size.within(self.longest_run_steps)
+
+    def _make_room(self, num_steps: int) -> None:
+        """Start the script again where it will have ended before it has made so many more steps."""
+        longest = self.longest_run_steps
+        if longest is not None and longest - self._num_steps < num_steps <= longest // 2:
+            self.end()
 
     def resize_after(self, window: Window) -> bool:
         """Give windows other numbers of steps where this plain one came out far too short or long; whether that was so.

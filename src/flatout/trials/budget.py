@@ -98,7 +98,7 @@ LEAST_TRAINING_S = WINDOW_S / 4
 MAX_STEPS = 2000
 
 WHOLE_EPOCHS_S = 2.0
-"""Epochs shorter than this are measured whole, so that every window pays the loader's start-up alike."""
+"""Epochs shorter than this are measured whole, so that every window pays for their beginning and end alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +109,13 @@ class Size:
         num_steps: Steps that are measured.
         skip_steps: Steps after a change of levers that are not.
         loader_skip_steps: The same after a change of the loader's workers, whose queue must settle first.
-        whole_epochs: Whether it is so many because epochs are short, and may not be another number.
+        epoch_steps: Of how many it is a multiple, because epochs are short; 0 where it may be another number.
     """
 
     num_steps: int
     skip_steps: int
     loader_skip_steps: int
-    whole_epochs: bool = False
+    epoch_steps: int = 0
 
     def stretched(self, by: float) -> Size:
         """The same with windows so many times as long, where that is possible.
@@ -123,7 +123,17 @@ class Size:
         >>> size_for(0.004, 938).stretched(1.2).num_steps, size_for(0.004, 24).stretched(1.2).num_steps
         (76, 72)
         """
-        return self if self.whole_epochs else replace(self, num_steps=max(round(self.num_steps * by), 1))
+        return self if self.epoch_steps else replace(self, num_steps=max(round(self.num_steps * by), 1))
+
+    def within(self, run_steps: int) -> Size:
+        """The same as far as it fits into one run of the script, with its settling before and room for another.
+
+        >>> [size_for(0.004, 24).within(num).num_steps for num in (1000, 200, 80)]
+        [72, 48, 20]
+        """
+        fitting = min(max(run_steps // 4, 1), self.num_steps)
+        whole = fitting - fitting % self.epoch_steps if self.epoch_steps else 0
+        return replace(self, num_steps=whole or fitting, epoch_steps=self.epoch_steps if whole else 0)
 
 
 def size_for(step_s: float, epoch_steps: int | None, outside_s: float = 0.0) -> Size:
@@ -139,7 +149,7 @@ def size_for(step_s: float, epoch_steps: int | None, outside_s: float = 0.0) -> 
     if whole:
         num = math.ceil(num / whole) * whole
     settle = min(max(math.ceil(0.3 / step_s), 3), 40)
-    return Size(num_steps=num, skip_steps=settling_steps(step_s), loader_skip_steps=settle, whole_epochs=whole > 0)
+    return Size(num_steps=num, skip_steps=settling_steps(step_s), loader_skip_steps=settle, epoch_steps=whole)
 
 
 # -- compiling -------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from flatout.trials.search.screen import AGREES, Answer, Ask, Screened, screen
 from flatout.trials.search.space import Space, widest_class
 
 UNEVEN = 0.15
-"""A window that paid for a loader that started over counts as little as if others had taken so much of the CPU."""
+"""A window that paid for what comes between two epochs counts as little as if others had taken so much of the CPU."""
 
 
 class Judge(Protocol):
@@ -77,7 +77,7 @@ def _window(bench: Bench, levers: Levers, before: Levers) -> Answer:
     if not levers:
         bench.resize_after(window)
     counts = window.recompilations == 0 and window.training_step_s > 0
-    uneven = window.new_epochs == 1 and not size.whole_epochs  # it paid for a loader that starts over
+    uneven = window.new_epochs == 1 and not size.epoch_steps  # it paid for what comes between two epochs
     return Answer(
         step_s=window.training_step_s if counts else None,
         disturbed=(window.foreign_fraction or 0.0) + UNEVEN * uneven,

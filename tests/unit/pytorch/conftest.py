@@ -59,6 +59,7 @@ class Listener:
         self.each_step = None
         self.last = None
         self.waiting = None
+        self.num_passes_ended = 0
 
     @property
     def num_steps(self):
@@ -72,6 +73,9 @@ class Listener:
         for act in self.at_step.pop(self.num_steps, []):
             act()
 
+    def on_pass_end(self):
+        self.num_passes_ended += 1
+
     def on_update(self):
         waiting, self.waiting = self.waiting, None
         if waiting is not None:
@@ -84,12 +88,12 @@ class Listener:
 class Watched:
     """A framework in this process with its listener."""
 
-    def __init__(self, levers=None, *, trial=True, endless=False):
+    def __init__(self, levers=None, *, trial=True):
         from flatout.frameworks.pytorch.adapter import PyTorch
 
         self.pytorch = PyTorch()
         self.listener = Listener()
-        self.pytorch.prepare(levers or {}, endless=endless, trial=trial)
+        self.pytorch.prepare(levers or {}, trial=trial)
         self.pytorch.attach(self.listener)
         self.answers = []
 

@@ -447,10 +447,11 @@ def test_watching_moves_no_random_number(watch, workload, different):
 
 
 def test_a_window_tells_its_losses_memory_and_epochs(watch):
-    watched, model = watch(trial=True, endless=True), mlp()
+    watched, model = watch(trial=True), mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     windows = []
-    for num, (x,) in enumerate(rows(6)):
+    batches = rows(6)
+    for num, (x,) in enumerate(one for _ in range(6) for one in batches):
         optimizer.zero_grad()
         (model(x).sum() * 0 + num).backward()
         optimizer.step()

@@ -1,6 +1,7 @@
 """Batches made ahead by processes are plain's to the bit, and so is every random number after them; or plain's own."""
 
 import functools
+import itertools
 import os
 import random
 import subprocess
@@ -18,12 +19,15 @@ from torch.utils.data import (  # noqa: E402
     ConcatDataset,
     DataLoader,
     Dataset,
+    IterableDataset,
     RandomSampler,
+    Sampler,
     Subset,
     TensorDataset,
     WeightedRandomSampler,
 )
 
+from flatout.frameworks.pytorch.input.ahead.ahead import refusal  # noqa: E402
 from flatout.frameworks.pytorch.input.ahead.generators import Draws, Movements, Place, skip  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.seams.trees import digest  # noqa: E402
@@ -188,23 +192,54 @@ def test_items_that_draw_nothing_do_not_ask_what_the_training_draws():
         {"drop_last": True, "batch_size": 7},
         {"batch_size": 5},
         {"batch_size": None, "shuffle": False},
-        {"shuffle": False, "sampler": RandomSampler(range(NUM), generator=torch.Generator().manual_seed(4))},
         {"shuffle": False, "sampler": RandomSampler(range(NUM), replacement=True, num_samples=60)},
-        {"batch_size": 1, "shuffle": False, "batch_sampler": [[1, 2], [3], [4, 5, 6], [7], [8, 9]] * 4},
-        {"generator": torch.Generator().manual_seed(5)},
         {"collate_fn": lambda items: {"x": [x for x, _ in items], "label": torch.rand(2)}},
     ],
     ids=lambda changes: "-".join(changes),
 )
 def test_orders_and_collations_are_plains(changes):
-    def again():
-        if "generator" in changes:
-            changes["generator"].manual_seed(5)
-        if isinstance(changes.get("sampler"), RandomSampler) and changes["sampler"].generator is not None:
-            changes["sampler"].generator.manual_seed(4)
-        return loader_of("crop", **changes)
+    loader = loader_of("crop", **changes)
+    assert seen(loader, dropout, num=2)[0] == seen(loader, dropout)[0]
 
-    assert seen(again(), dropout, num=2)[0] == seen(again(), dropout)[0]
+
+class DrawingAsItGoes(Sampler):
+    """Draws each number when it is asked, between what the training draws."""
+
+    def __len__(self):
+        return NUM
+
+    def __iter__(self):
+        return (int(torch.randint(NUM, ())) for _ in range(NUM))
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return itertools.repeat(1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"sampler": DrawingAsItGoes()}, "a sampler of the script's"),
+        ({"batch_size": 1, "batch_sampler": [[1, 2], [3]]}, "a sampler of the script's"),
+        ({"batch_size": 1, "batch_sampler": BatchSampler(DrawingAsItGoes(), 4, False)}, "a sampler of the script's"),
+        ({"sampler": list(range(NUM))}, "a sampler of the script's"),
+        ({"generator": torch.Generator()}, "a generator of the script's"),
+        ({"sampler": RandomSampler(range(NUM), generator=torch.Generator())}, "a generator of the script's"),
+        ({"num_workers": 1}, "has workers"),
+    ],
+    ids=str,
+)
+def test_an_order_that_would_be_asked_or_moved_early_is_refused_by_name(changes, why):
+    loader = loader_of("crop", **{"shuffle": False, **changes})
+    assert why in refusal(loader)
+    changes = {name: value for name, value in changes.items() if name == "sampler"}
+    if changes:
+        assert seen(loader, dropout, num=2)[1] == 0
+
+
+def test_an_iterable_dataset_is_refused_by_name():
+    assert "iterable" in refusal(DataLoader(Endless(), batch_size=4))
 
 
 @pytest.mark.parametrize("dataset", [AtOnce(), Subset(Items(), range(10, 90)), TensorDataset(torch.arange(64.0))])

@@ -86,16 +86,18 @@ def compared(watch):
 @pytest.mark.parametrize("generator", [None, 5])
 def test_deterministic_items_are_equal_however_short_the_loader_is(compared, num, generator):
     own = torch.Generator().manual_seed(generator) if generator else None
-    found, _ = compared(DataLoader(Items(num), batch_size=4, shuffle=True, generator=own))
+    found, _ = compared(DataLoader(Items(num), batch_size=4, num_workers=1, shuffle=True, generator=own))
     assert found.error == 0 and found.baseline_error == 0 and found.random_states_equal
     assert "`Items`" in found.detail
 
 
 @pytest.mark.parametrize("draw", [torch.rand, np.random.rand, random.random], ids=["torch", "numpy", "python"])
 def test_random_items_are_reported_as_different(compared, draw):
-    loader = DataLoader(RandomItems(lambda: draw(1) if draw is not random.random else draw()), batch_size=4)
+    loader = DataLoader(
+        RandomItems(lambda: draw(1) if draw is not random.random else draw()), batch_size=4, num_workers=1
+    )
     found, _ = compared(loader)
-    assert found.error == 1 and found.baseline_error == 0
+    assert found.error > 0.4 and found.baseline_error == 0, "the first worker of two draws as the only one"
 
 
 def test_items_from_numbers_that_the_dataset_itself_moves_on_are_inconclusive(compared):
@@ -105,7 +107,7 @@ def test_items_from_numbers_that_the_dataset_itself_moves_on_are_inconclusive(co
 
 def test_a_sampler_that_remembers_is_drawn_from_as_it_is_and_not_moved_on(compared):
     sampler = Remembering(40)
-    found, _ = compared(DataLoader(Items(), batch_size=4, sampler=sampler))
+    found, _ = compared(DataLoader(Items(), batch_size=4, num_workers=1, sampler=sampler))
     assert found.error == 0 and found.baseline_error == 0 and found.random_states_equal
     assert sampler.epoch == 0 and sampler.rng.random() == random.Random(3).random()
 
@@ -113,20 +115,20 @@ def test_a_sampler_that_remembers_is_drawn_from_as_it_is_and_not_moved_on(compar
 def test_a_sampler_with_a_generator_of_its_own_is_not_moved_on(compared):
     own = torch.Generator().manual_seed(3)
     before = own.get_state()
-    found, _ = compared(DataLoader(Items(), batch_size=4, sampler=RandomSampler(Items(), generator=own)))
+    found, _ = compared(DataLoader(Items(), batch_size=4, num_workers=1, sampler=RandomSampler(Items(), generator=own)))
     assert found.error == 0 and found.random_states_equal
     assert torch.equal(own.get_state(), before)
 
 
 def test_a_sampler_that_draws_while_training_draws_is_reported_by_its_random_states(compared):
-    found, _ = compared(DataLoader(Items(), batch_size=4, sampler=DrawingAsItGoes(40)))
+    found, _ = compared(DataLoader(Items(), batch_size=4, num_workers=1, sampler=DrawingAsItGoes(40)))
     assert found.error == 0 and not found.random_states_equal
 
 
 def test_random_generators_and_settings_stand_where_they_stood(compared):
     own = torch.Generator().manual_seed(3)
     loader = DataLoader(
-        RandomItems(lambda: (torch.rand(1), random.random())), batch_size=4, shuffle=True, generator=own
+        RandomItems(lambda: (torch.rand(1), random.random())), batch_size=4, num_workers=1, shuffle=True, generator=own
     )
     before, attributes = RandomStates([own]), dict(vars(loader))
     _, watched = compared(loader)
@@ -156,7 +158,7 @@ def test_a_comparison_in_a_trial_does_not_disturb_the_order_of_training(watch, w
     def labels(compare):
         torch.manual_seed(3)
         watched, script = watch(), workload("mlp")
-        loader, seen = DataLoader(Items(), batch_size=2, shuffle=True), []
+        loader, seen = DataLoader(Items(), batch_size=2, num_workers=1, shuffle=True), []
         if compare:
             watched.at(5, lambda: watched.answers.append(watched.pytorch.compare(TWO, ("batches",))))
         for batch in loader:

@@ -37,9 +37,10 @@ before = {*os.environ}
 class Listener:
     def on_step(self, step): pass
     def on_update(self): pass
+    def on_pass_end(self): pass
     def on_failure(self, stage, problem): raise problem
 pytorch = PyTorch()
-pytorch.prepare(LEVERS, endless=False, trial=True)
+pytorch.prepare(LEVERS, trial=True)
 pytorch.attach(Listener())
 model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.Flatten(), nn.LazyLinear(10))
 images, losses = torch.randn(16, 3, 48, 48), []

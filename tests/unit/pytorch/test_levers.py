@@ -191,12 +191,19 @@ def test_pinned_memory_keeps_every_bit_of_a_run(shuffled_epochs):
 
 @pytest.mark.parametrize(
     ("shm_mb", "batch_mb", "nums"),
-    [(64, 1, [4, 2, 1]), (64, 5, [1]), (64, 8, None), (64, None, None), (2048, None, [4, 2, 1]), (None, 9, [4, 2, 1])],
+    [
+        (64, 1, [4, 2, 1, 0]),
+        (64, 5, [1, 0]),
+        (64, 8, None),
+        (64, None, None),
+        (2048, None, [4, 2, 1, 0]),
+        (None, 9, [4, 2, 1, 0]),
+    ],
 )
 def test_workers_need_room_for_the_batches_that_wait(shm_mb, batch_mb, nums):
     """Docker's 64 MB are enough for small batches, and a bus error for large ones."""
     lever = registry()["workers"]
-    facts = replace(FACTS, loaders=(replace(LOADER, batch_bytes=batch_mb and batch_mb * 2**20),))
+    facts = replace(FACTS, loaders=(replace(LOADER, num_workers=3, batch_bytes=batch_mb and batch_mb * 2**20),))
     machine = replace(MACHINE, num_cores=4, shm_bytes=shm_mb and shm_mb * 2**20)
     if nums is None:
         assert "/dev/shm has 64 MB" in lever.applies(facts, machine)
@@ -205,10 +212,18 @@ def test_workers_need_room_for_the_batches_that_wait(shm_mb, batch_mb, nums):
         assert [s["num"] for s in lever.settings(facts, machine)] == nums
 
 
-def test_as_many_workers_as_the_script_has_are_no_change():
-    facts = replace(FACTS, loaders=(replace(LOADER, num_workers=2, batch_bytes=2**20),))
-    settings = registry()["workers"].settings(facts, replace(MACHINE, num_cores=4, shm_bytes=None))
-    assert [one["num"] for one in settings] == [4, 1, 0]
+@pytest.mark.parametrize(
+    ("now", "cores", "nums"),
+    [(2, 4, [4, 1, 0]), (12, 2, [2, 8, 4, 1, 0]), (1, 2, [2, 0]), (64, 32, [32, 8, 4, 2, 1, 0])],
+)
+def test_workers_are_tried_up_to_the_cores_and_down_to_none(now, cores, nums):
+    facts = replace(FACTS, loaders=(replace(LOADER, num_workers=now, batch_bytes=2**20),))
+    settings = registry()["workers"].settings(facts, replace(MACHINE, num_cores=cores, shm_bytes=None))
+    assert [one["num"] for one in settings] == nums
+
+
+def test_a_script_without_workers_is_given_none():
+    assert registry()["workers"].applies(FACTS, MACHINE) == "the script has no workers"
 
 
 # -- optimizers ----------------------------------------------------------------------------------------------------

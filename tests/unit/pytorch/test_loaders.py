@@ -29,12 +29,13 @@ from torch.utils.data import (  # noqa: E402
 
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.input.passes import Pass  # noqa: E402
-from flatout.frameworks.pytorch.input.worker_processes import OurWorkers  # noqa: E402
+from flatout.frameworks.pytorch.input.worker_processes import OurWorkers, Process  # noqa: E402
 from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
 from flatout.frameworks.pytorch.seams.trees import digest  # noqa: E402
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 WORKERS = {"num_workers": 2}
+AHEAD = {"ahead": 2}
 
 
 class Squares(Dataset):
@@ -122,6 +123,24 @@ LOADERS = {
 }
 
 
+def served(make):
+    """The loader with a worker, where it has none."""
+
+    def made():
+        loader = make()
+        if not loader.num_workers:
+            loader.num_workers, loader.prefetch_factor = 1, 2
+        return loader
+
+    return made
+
+
+def is_in_one_of_ours():
+    """Whether this is one of two workers, where the script has one."""
+    info = torch.utils.data.get_worker_info()
+    return info is not None and info.num_workers == WORKERS["num_workers"]
+
+
 @pytest.fixture
 def loaders():
     """Installed in place of PyTorch's own iteration, and taken out again."""
@@ -160,11 +179,6 @@ def epochs(make, owner=None, num=3, stop_after=None):
     return found, states
 
 
-def has_workers(passing):
-    next(passing)
-    return hasattr(passing, "_workers")
-
-
 def agree(plain, changed):
     assert changed[0] == plain[0], "other batches"
     assert all(a.equals(b) for a, b in zip(plain[1], changed[1], strict=True)), "other random states"
@@ -182,9 +196,10 @@ def test_a_watched_loader_is_exactly_the_plain_one(name, loaders):
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_workers_of_ours_give_the_same_batches_and_random_streams_over_several_epochs(name, loaders):
-    plain = epochs(LOADERS[name])
+    make = served(LOADERS[name])
+    plain = epochs(make)
     loaders.change(WORKERS)
-    changed = epochs(LOADERS[name], loaders, num=3)
+    changed = epochs(make, loaders, num=3)
     agree(plain, changed)
     assert bool(loaders.num_changed) == (name not in ("with a generator", "iterable", "of a kind of its own"))
 
@@ -208,7 +223,7 @@ def test_what_a_handler_of_a_signal_raises_while_workers_are_waited_for_reaches_
 
     def rest():
         torch.manual_seed(5)
-        batches = iter(DataLoader(Slow(12), batch_size=4, shuffle=True))
+        batches = iter(DataLoader(Slow(12), batch_size=4, shuffle=True, num_workers=1))
         signal.setitimer(signal.ITIMER_REAL, 1.0)
         with pytest.raises(Alarm):
             next(batches)
@@ -218,7 +233,7 @@ def test_what_a_handler_of_a_signal_raises_while_workers_are_waited_for_reaches_
     try:
         plain = rest()
         loaders.change(WORKERS)
-        assert rest()[-2:] == plain and loaders.num_changed == 1, "and perhaps the batch that plain has lost"
+        assert rest() == plain and loaders.num_changed == 1
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
@@ -226,9 +241,10 @@ def test_what_a_handler_of_a_signal_raises_while_workers_are_waited_for_reaches_
 
 @pytest.mark.parametrize("name", ["shuffled", "with persistent workers of its own", "with a timeout"])
 def test_no_workers_at_all_give_the_same_as_the_scripts_own_workers(name, loaders):
-    plain = epochs(LOADERS[name])
+    make = served(LOADERS[name])
+    plain = epochs(make)
     loaders.change({"num_workers": 0, "persistent_workers": False})
-    agree(plain, epochs(LOADERS[name], loaders))
+    agree(plain, epochs(make, loaders))
 
 
 @pytest.mark.parametrize("name", ["shuffled", "with persistent workers of its own", "with a generator"])
@@ -236,9 +252,9 @@ def test_workers_that_come_and_go_between_epochs_leave_the_random_streams_as_the
     """Plain draws a seed for each pass, but for workers that the script keeps only once."""
     for settings in (WORKERS, {"num_workers": 0, "persistent_workers": False}):
         loaders.change({})
-        plain = epochs(LOADERS[name], num=4)
+        plain = epochs(served(LOADERS[name]), num=4)
         torch.manual_seed(7)
-        loader = LOADERS[name]()
+        loader = served(LOADERS[name])()
         for epoch in range(4):
             loaders.change(settings if epoch in (0, 2) else {})
             assert [digest(batch) for batch in walked(loader, loaders)] == plain[0][epoch]
@@ -254,19 +270,19 @@ def walked(loader, owner):
 
 @pytest.mark.parametrize("name", ["shuffled", "in order"])
 def test_a_loop_that_breaks_off_early_sees_the_same(name, loaders):
-    plain = epochs(LOADERS[name], stop_after=2)
+    plain = epochs(served(LOADERS[name]), stop_after=2)
     loaders.change(WORKERS)
-    agree(plain, epochs(LOADERS[name], loaders, stop_after=2))
+    agree(plain, epochs(served(LOADERS[name]), loaders, stop_after=2))
 
 
 def test_an_iterator_of_ours_is_no_deeper_after_many_epochs(loaders):
     loaders.change(WORKERS)
-    loader = DataLoader(Squares(8), batch_size=4, shuffle=True)
+    loader = DataLoader(Squares(8), batch_size=4, shuffle=True, num_workers=1)
     for _ in range(5):
         passing = iter(loader)
         for _ in passing:
             loaders.num_steps += 1
-    assert isinstance(passing._opened.bare, OurWorkers) and loaders.num_changed == 5
+    assert isinstance(passing.inner, OurWorkers) and loaders.num_changed == 5
 
 
 @pytest.mark.parametrize("replacement", [False, True])
@@ -288,7 +304,7 @@ def test_a_loader_that_draws_from_a_generator_of_the_scripts_is_left_alone(repla
 def test_two_loops_over_one_loader_within_each_other_see_the_same(loaders):
     def nested():
         torch.manual_seed(7)
-        loader = DataLoader(Squares(9), batch_size=4, shuffle=True)
+        loader = DataLoader(Squares(9), batch_size=4, shuffle=True, num_workers=1)
         return [(digest(a), digest(b)) for _ in range(2) for a in loader for b in loader]
 
     plain = nested()
@@ -311,7 +327,7 @@ def test_workers_that_the_script_keeps_are_kept_beside_those_of_many_other_loade
     problems = []
     loaders.on_failure = lambda stage, problem: problems.append(problem)
     keeping = DataLoader(Squares(), batch_size=4, num_workers=1, persistent_workers=True)
-    others = [DataLoader(Squares(), batch_size=4, shuffle=True) for _ in range(3)]
+    others = [DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=1) for _ in range(3)]
     loaders.change(WORKERS)
     for loader in (keeping, *others):
         loaders.note(loader, 1)
@@ -326,7 +342,7 @@ def test_workers_that_the_script_keeps_are_kept_beside_those_of_many_other_loade
 
 
 def test_workers_that_the_script_does_not_keep_begin_anew_at_every_pass(loaders):
-    loader = DataLoader(Squares(), batch_size=4, shuffle=True)
+    loader = DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=1)
     loaders.change(WORKERS)
     pids = []
     for _ in range(3):
@@ -337,14 +353,14 @@ def test_workers_that_the_script_does_not_keep_begin_anew_at_every_pass(loaders)
         wait_for_no_children()
     assert len({*pids}) == 3 and {len(found) for found in pids} == {2}
     loaders.change({})
-    assert not has_workers(iter(loader))
+    assert len(iter(loader)._workers) == 1
 
 
 def test_a_dataset_that_the_script_changes_between_epochs_is_seen_by_workers(loaders):
     def curriculum():
         torch.manual_seed(7)
         dataset = Squares()
-        loader = DataLoader(dataset, batch_size=4, shuffle=True)
+        loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=1)
         found = []
         for epoch in range(3):
             dataset.epoch = epoch
@@ -454,7 +470,7 @@ def test_what_items_write_where_workers_would_stays_out_of_the_scripts_dataset(l
 
 
 def test_the_loaders_own_attributes_are_never_seen_changed(loaders):
-    loader = DataLoader(Squares(), batch_size=4, shuffle=True)
+    loader = DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=1)
     before = dict(vars(loader))
     loaders.change(WORKERS)
     for _ in loader:
@@ -470,8 +486,8 @@ def test_the_scripts_choice_of_prefetching_is_kept(loaders):
 # -- what is left alone --------------------------------------------------------------------------------------------
 
 
-def test_an_evaluation_in_order_gets_no_workers_and_a_training_in_order_gets_them_once_it_trains(loaders):
-    evaluation, training = (DataLoader(Squares(), batch_size=4) for _ in range(2))
+def test_an_evaluation_in_order_keeps_its_workers_and_a_training_in_order_gets_others_once_it_trains(loaders):
+    evaluation, training = (DataLoader(Squares(), batch_size=4, num_workers=1) for _ in range(2))
     loaders.change(WORKERS)
     list(evaluation)
     for _ in training:
@@ -479,11 +495,11 @@ def test_an_evaluation_in_order_gets_no_workers_and_a_training_in_order_gets_the
     assert loaders.num_changed == 0
     list(evaluation)
     assert loaders.num_changed == 0
-    assert has_workers(iter(training))
+    assert len(iter(training)._workers) == 2
 
 
 def test_a_shuffled_loader_that_never_trained_gets_no_workers_a_second_time(loaders):
-    validation = DataLoader(Squares(), batch_size=4, shuffle=True)
+    validation = DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=1)
     loaders.change(WORKERS)
     list(validation)
     assert loaders.num_changed == 1
@@ -499,7 +515,7 @@ def test_a_dataset_that_holds_a_file_open_is_left_alone(loaders, tmp_path):
 
     (tmp_path / "lines").write_bytes(b"x")
     dataset = Lines(tmp_path / "lines")
-    loader = DataLoader(dataset, batch_size=4, shuffle=True)
+    loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=1)
     loaders.change(WORKERS)
     list(loader)
     assert loaders.num_changed == 0 and not loaders.may_change(loader)
@@ -525,13 +541,13 @@ def test_a_loader_that_makes_its_iterator_itself_is_left_alone(loaders):
             self.asked = True
             return super()._get_iterator()
 
-    loader = Own(Squares(), batch_size=4, shuffle=True)
+    loader = Own(Squares(), batch_size=4, shuffle=True, num_workers=1)
     loaders.change(WORKERS)
     assert len(list(loader)) == 6 and loader.asked and loaders.num_changed == 0
 
 
 def test_a_loader_in_a_process_forked_from_here_is_plain(loaders):
-    loader = DataLoader(Squares(), batch_size=4, shuffle=True)
+    loader = DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=1)
     loaders.change(WORKERS)
     pid = os.fork()
     if pid == 0:
@@ -544,17 +560,17 @@ def test_a_loader_in_a_process_forked_from_here_is_plain(loaders):
 
 
 class Breaking(Squares):
-    """Raises in a worker, and never in the script's own process."""
+    """Raises in a worker of ours alone."""
 
     def __getitem__(self, k):
-        if torch.utils.data.get_worker_info() is not None and k == 17:
+        if is_in_one_of_ours() and k == 17:
             raise OSError("no such device in this process")
         return super().__getitem__(k)
 
 
 class Dying(Squares):
     def __getitem__(self, k):
-        if torch.utils.data.get_worker_info() is not None and k == 17:
+        if is_in_one_of_ours() and k == 17:
             os._exit(3)
         return super().__getitem__(k)
 
@@ -568,7 +584,7 @@ class Unsendable(Squares):
 
 class Lost(Squares):
     def __getitem__(self, k):
-        if torch.utils.data.get_worker_info() is not None and k == 9:
+        if is_in_one_of_ours() and k == 9:
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.full((50_000,), float(k))
 
@@ -576,7 +592,7 @@ class Lost(Squares):
 @pytest.mark.parametrize("kind", [Breaking, Dying, Lost])
 def test_training_goes_on_in_the_same_order_where_a_worker_breaks(kind, loaders):
     def make():
-        return DataLoader(kind(), batch_size=4, shuffle=True)
+        return DataLoader(kind(), batch_size=4, shuffle=True, num_workers=1)
 
     plain = epochs(make)
     problems = []
@@ -618,7 +634,7 @@ SAMPLERS = {
 def test_the_order_is_kept_where_a_worker_breaks_and_only_the_sampler_knows_it(name, kind, batch_size, loaders):
     def make():
         options = {"collate_fn": collate} if batch_size else {}
-        return DataLoader(kind(), batch_size=batch_size, sampler=SAMPLERS[name](), **options)
+        return DataLoader(kind(), batch_size=batch_size, sampler=SAMPLERS[name](), num_workers=1, **options)
 
     loaders.remove()
     plain = epochs(make)
@@ -654,7 +670,7 @@ def test_a_sampler_that_raises_does_so_at_its_batch(num_workers, settings, loade
 
 
 def test_training_goes_on_where_workers_cannot_be_started(loaders, monkeypatch):
-    plain = epochs(LOADERS["shuffled"])
+    plain = epochs(served(LOADERS["shuffled"]))
     problems = []
     loaders.on_failure = lambda stage, problem: problems.append((stage, str(problem)))
     loaders.change(WORKERS)
@@ -662,8 +678,8 @@ def test_training_goes_on_where_workers_cannot_be_started(loaders, monkeypatch):
     def refuse(*_, **__):
         raise OSError("cannot allocate memory")
 
-    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", refuse)
-    agree(plain, epochs(LOADERS["shuffled"], loaders))
+    monkeypatch.setattr(Process, "start", refuse)
+    agree(plain, epochs(served(LOADERS["shuffled"]), loaders))
     assert problems == [("engage", "cannot allocate memory")]
 
 
@@ -683,75 +699,125 @@ def test_an_item_that_raises_in_plain_raises_the_scripts_own_exception(loaders):
 # -- in a trial ----------------------------------------------------------------------------------------------------
 
 
-def test_an_endless_training_pass_starts_over_and_evaluation_passes_end(loaders):
-    loaders.endless = True
-    training = DataLoader(Squares(8), batch_size=4, shuffle=True)
-    evaluation = DataLoader(Squares(8), batch_size=4)
-    num, evaluated = 0, []
-    for _ in training:
+CHANGES = {
+    "other workers": lambda owner: owner.change({"num_workers": 1}),
+    "no workers": lambda owner: owner.change({"num_workers": 0}),
+    "processes ahead": lambda owner: owner.change({"ahead": 1}),
+    "one batch again and again": lambda owner: owner.replay(True),
+}
+"""What a trial may do in the midst of a pass."""
+
+
+def longest_pass(make, owner, changes, num=4):
+    """How many batches the script collects in each pass while a trial changes something every few steps."""
+    loader, steps, found = make(), 0, []
+    for _ in range(num):
+        seen = []
+        for batch in loader:
+            seen.append(batch)
+            owner.num_steps += 1
+            steps += 1
+            if steps % 5 == 2:
+                changes[steps // 5 % len(changes)](owner)
+            elif steps % 5 == 4:
+                owner.change({})
+                owner.replay(False)
+        found.append(len(seen))
+    return found
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+def test_what_a_script_collects_over_an_epoch_never_grows_beyond_one(change, options, loaders):
+    loaders.reopen = True
+
+    def make():
+        return DataLoader(Squares(), batch_size=4, shuffle=True, **options)
+
+    assert longest_pass(make, loaders, [CHANGES[change]]) == [6] * 4
+    loaders.change({})
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_script_that_works_out_the_rest_of_an_epoch_meets_no_count_of_zero(change, loaders):
+    loaders.reopen = True
+    loader, steps = DataLoader(Squares(24), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True), 0
+    rest = len(loader) % 4
+    for epoch in range(3):
+        updates = 0
+        for number, _ in enumerate(loader):
+            group = rest if number >= len(loader) - rest else 4
+            if (number + 1) % group == 0 or number + 1 == len(loader):
+                loaders.num_steps += 1
+                updates += 1
+            steps += 1
+            if steps == 5:
+                CHANGES[change](loaders)
+        assert updates == 2, epoch
+    loaders.change({})
+
+
+def test_a_pass_of_unknown_length_ends_where_its_iterator_does(loaders):
+    loaders.reopen = True
+    seen = []
+    for number, batch in enumerate(DataLoader(Counting(), batch_size=4)):
+        seen.append(len(batch))
         loaders.num_steps += 1
-        num += 1
-        if num % 3 == 0:
-            evaluated.append(len(list(evaluation)))
-        if num == 10:
-            break
-    assert num == 10 and evaluated == [2, 2, 2]
-    assert loaders.num_restarts == 4 and loaders.training == [training]
+        if number in (1, 3):
+            loaders.replay(number == 1)
+    assert seen == [4, 4, 4, 4, 2], "and the one that was given twice"
 
 
-def test_each_restart_of_an_endless_pass_is_a_fresh_epoch(loaders):
-    loaders.endless = True
-    torch.manual_seed(7)
-    passing, seen = iter(DataLoader(Squares(8), batch_size=4, shuffle=True)), []
-    for _ in range(8):
-        seen += next(passing)["label"].tolist()
+def test_passes_over_loaders_that_train_are_counted_and_their_ends_told(loaders):
+    told = []
+    loaders.on_pass_end = lambda: told.append(loaders.num_steps)
+    training, evaluation = (DataLoader(Squares(8), batch_size=4, shuffle=True) for _ in range(2))
+    for _ in range(3):
+        for _ in training:
+            loaders.num_steps += 1
+        list(evaluation)
+    assert told == [2, 4, 6] and loaders.num_passes == 2, "the first one began before it was known to train"
+    assert loaders.training == [training]
+
+
+def test_where_data_are_free_a_pass_begins_no_workers(loaders):
+    loader = DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=2)
+    for _ in loader:
         loaders.num_steps += 1
-    orders = [seen[k : k + 8] for k in range(0, 32, 8)]
-    assert all(sorted(order) == list(range(8)) for order in orders) and orders[0] != orders[1]
-
-
-def test_a_loader_of_one_batch_is_endless_as_well(loaders):
-    loaders.endless = True
-    num = 0
-    for _ in DataLoader(Squares(4), batch_size=4):
-        loaders.num_steps += 1
-        num += 1
-        if num == 5:
-            break
-    assert num == 5
-
-
-def test_an_empty_loader_ends(loaders):
-    loaders.endless = True
-    assert list(DataLoader(Squares(0), batch_size=4)) == []
+    loaders.replay(True)
+    next(iter(loader))
+    passing = iter(loader)
+    assert [len(batch["x"]) for batch in passing] == [4] * 6 and passing.inner is None
+    wait_for_no_children()
 
 
 def test_workers_change_in_the_middle_of_a_trials_training_pass(loaders):
-    loaders.reopen = loaders.endless = True
-    loader = DataLoader(Squares(), batch_size=4, shuffle=True)
+    loaders.reopen = True
+    loader = DataLoader(Squares(80), batch_size=4, shuffle=True, num_workers=1)
     passing, seen = iter(loader), []
-    for number in range(30):
+    for number in range(18):
         next(passing)
         loaders.num_steps += 1
-        seen.append(hasattr(passing._inner, "_workers"))
-        if number == 9:
+        seen.append(len(passing._workers))
+        if number == 5:
             loaders.change(WORKERS)
-        if number == 19:
+        if number == 11:
             loaders.change({})
-    assert seen == [False] * 10 + [True] * 10 + [False] * 10
+    assert seen == [1] * 6 + [2] * 6 + [1] * 6
+    assert len(list(passing)) == 2
     wait_for_no_children()
 
 
 def test_in_a_run_a_pass_under_way_keeps_what_it_began_with(loaders):
-    loader = DataLoader(Squares(), batch_size=4, shuffle=True)
+    loader = DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=1)
     passing = iter(loader)
     next(passing)
     loaders.num_steps += 1
     loaders.change(WORKERS)
     next(passing)
     loaders.num_steps += 1
-    assert not hasattr(passing._inner, "_workers")
-    assert has_workers(iter(loader))
+    assert len(passing._workers) == 1
+    assert len(iter(loader)._workers) == 2
 
 
 def test_an_evaluation_pass_under_way_is_not_opened_again(loaders):
@@ -778,12 +844,12 @@ def test_free_data_hands_out_one_batch_in_new_containers(loaders):
     passing = iter(DataLoader(Squares(), batch_size=4, shuffle=True))
     next(passing)
     loaders.num_steps += 1
-    loaders.replay_batch = True
+    loaders.replay(True)
     first, second = next(passing), next(passing)
     assert first is not second and first["x"] is second["x"]
     first.clear()
     assert "x" in next(passing)
-    loaders.replay_batch = False
+    loaders.replay(False)
     assert not torch.equal(next(passing)["x"], second["x"])
 
 
@@ -807,10 +873,10 @@ def test_a_pass_that_is_over_stays_over(loaders):
 
 
 @pytest.mark.slow
-def test_a_whole_script_with_workers_of_ours_ends_with_the_output_of_plain_and_no_process(shuffled_epochs):
+def test_a_whole_script_with_processes_of_ours_ends_with_the_output_of_plain_and_no_process(shuffled_epochs):
     script, plain = SCRIPTS / "shuffled_epochs.py", shuffled_epochs
     watched = warm.run(
-        [sys.executable, SCRIPTS / "under_levers.py", '{"workers": {"num": 2}}', script],
+        [sys.executable, SCRIPTS / "under_levers.py", '{"ahead": {"num": 2}}', script],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert watched.stdout == plain.stdout and watched.stderr == plain.stderr
@@ -850,7 +916,7 @@ def test_batches_of_every_shape_come_as_they_are(loaders):
         return DataLoader(Shapes(), batch_size=None)
 
     batches = list(make())
-    loaders.change(WORKERS)
+    loaders.change(AHEAD)
     loader = make()
     loaders.note(loader, 1)
     for mine, plain in zip(loader, batches, strict=True):
@@ -865,7 +931,7 @@ def test_batches_of_every_shape_come_as_they_are(loaders):
             assert digest(mine[name]) == digest(plain[name]), name
         base.add_(1)
         assert torch.equal(flat, base.reshape(-1)), "views of one memory stay so"
-    assert loaders.num_changed == 1
+    assert loaders.num_ahead > 10
 
 
 def test_no_descriptor_is_left_open(loaders):
@@ -901,20 +967,11 @@ def pairs_of_passes(owner=None, settings=WORKERS, num_workers=0):
     return found
 
 
-@pytest.mark.parametrize(("num_workers", "settings"), [(0, WORKERS), (1, WORKERS), (1, {"num_workers": 0})])
+@pytest.mark.parametrize(("num_workers", "settings"), [(1, WORKERS), (1, {"num_workers": 0})])
 def test_two_passes_opened_before_either_is_fetched_from_draw_as_plain_does(num_workers, settings, loaders):
     plain = pairs_of_passes(num_workers=num_workers)
     assert pairs_of_passes(loaders, settings, num_workers) == plain
     assert loaders.num_changed == 6
-
-
-def test_a_function_for_workers_that_plain_never_starts_is_not_called(loaders, tmp_path):
-    loaders.change(WORKERS)
-    mark = tmp_path / "called"
-    loader = DataLoader(Squares(), batch_size=4, shuffle=True, worker_init_fn=lambda number: mark.write_text("x"))
-    list(loader)
-    assert loaders.num_changed == 1 and not mark.exists()
-    assert loader.worker_init_fn is not None
 
 
 @pytest.mark.parametrize("meant", [{"worker_init_fn": lambda number: np.random.seed(3)}, {"timeout": 5}])
@@ -948,16 +1005,13 @@ def test_two_loops_over_kept_workers_disturb_each_other_as_they_do_in_plain(sett
     assert bool(loaders.num_changed) == bool(settings)
 
 
-def test_training_goes_on_where_a_worker_cannot_send_its_batch(loaders):
-    problems = []
-    loaders.on_failure = lambda stage, problem: problems.append(str(problem))
-    loaders.change(WORKERS)
+def test_training_goes_on_where_a_process_cannot_send_its_batch(loaders):
+    loaders.change(AHEAD)
     torch.manual_seed(7)
-    loader = DataLoader(Unsendable(), batch_size=4, shuffle=True, collate_fn=collate)
-    items = [item for batch in loader for item in batch]
-    assert sorted(item["label"] for item in items) == list(range(23))
+    loader = DataLoader(Unsendable(), batch_size=2, shuffle=True, collate_fn=collate)
+    items = [item for _ in range(2) for batch in loader for item in batch]
+    assert sorted(item["label"] for item in items) == sorted([*range(23), *range(23)])
     assert next(item["how"] for item in items if item["label"] == 17)() == 17
-    assert len(problems) == 1 and "pickle" in problems[0]
 
 
 class Marked(Squares):
@@ -981,7 +1035,7 @@ class Marked(Squares):
 @pytest.mark.parametrize("kind", ["conjugate", "negative", "quantized", "attribute"])
 def test_what_pytorch_loses_between_processes_arrives(kind, loaders):
     loaders.on_failure = lambda stage, problem: None
-    loaders.change(WORKERS)
+    loaders.change(AHEAD)
     loader = DataLoader(Marked(kind), batch_size=None, sampler=RandomSampler(Squares()))
     torch.manual_seed(3)
     found = list(loader)

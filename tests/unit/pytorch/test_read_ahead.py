@@ -562,6 +562,6 @@ def test_the_lever_shows_its_effect_and_is_released(paths, slow):
             time.sleep(0.002)
         assert "files read ahead" in session.evidence()[0]["read_ahead"]
         session.engage_exactly({})
-        assert type(iter(DataLoader(Files(paths)))._inner._sampler_iter).__name__ != "DrawnEarly"
+        assert type(iter(DataLoader(Files(paths))).inner._sampler_iter).__name__ != "DrawnEarly"
     finally:
         loaders.remove()

@@ -47,23 +47,10 @@ def printed(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("kind", ["settings", "labels", "epoch"])
-@pytest.mark.parametrize(("num", "settings"), [("0", {"num_workers": 2}), ("2", {"num_workers": 1})])
-def test_what_changes_between_passes_is_seen(kind, num, settings, printed):
-    plain, _ = printed({}, kind, num)
-    ours, problems = printed(settings, kind, num)
+def test_what_changes_between_passes_is_seen(kind, printed):
+    plain, _ = printed({}, kind, "2")
+    ours, problems = printed({"num_workers": 1}, kind, "2")
     assert ours == plain and problems == []
-
-
-def test_what_changes_in_mid_pass_leaves_the_rest_to_plain_and_is_said(printed):
-    plain, _ = printed({}, "settings", "0", "--mid")
-    ours, problems = printed({"num_workers": 2}, "settings", "0", "--mid")
-    assert ours == plain and len(problems) == 1 and "while a pass was under way" in problems[0]
-
-
-def test_a_sampler_that_is_told_something_in_mid_pass_is_said(printed):
-    """Its order has been asked for ahead by then, and no sampler can be asked again."""
-    _, problems = printed({"num_workers": 2}, "epoch", "0", "--mid")
-    assert len(problems) == 1 and "items or their order" in problems[0]
 
 
 def test_as_many_workers_as_the_script_has_ask_a_sampler_as_its_own_do(printed):
@@ -76,11 +63,11 @@ def test_what_changes_in_mid_pass_is_not_seen_where_the_scripts_own_workers_do_n
     assert printed({"num_workers": 1}, "settings", "2", "--mid") == (plain, [])
 
 
-@pytest.mark.parametrize(("num", "ours_num"), [("0", 2), ("2", 1)])
-def test_items_that_begin_to_draw_random_numbers_are_left_to_plain_from_that_pass_on(num, ours_num, printed):
-    plain, _ = printed({}, "augments", num)
-    ours, problems = printed({"num_workers": ours_num}, "augments", num)
-    assert ours == plain and len(problems) == 1 and "in pass 2, batch 1 was not what plain computes" in problems[0]
+def test_items_that_begin_to_draw_random_numbers_are_left_to_plain_from_that_pass_on(printed):
+    plain, _ = printed({}, "augments", "2")
+    ours, problems = printed({"num_workers": 1}, "augments", "2")
+    assert ours == plain and len(problems) == 1
+    assert "in pass 2, the first batch was not what plain computes" in problems[0]
 
 
 class Changing(Dataset):
@@ -109,33 +96,6 @@ def loaders():
     owner.remove()
 
 
-class Label(int):
-    """One that no sum of a list can take in."""
-
-    __hash__ = None
-
-
-def test_an_array_that_is_written_to_in_mid_pass_is_seen(loaders):
-    dataset = Changing()
-    dataset.weights = np.zeros(1000)
-    for number, _ in enumerate(DataLoader(dataset, batch_size=4, shuffle=True)):
-        if number == 9:
-            dataset.weights[900] = 3
-    assert len(loaders.problems) == 1 and "while a pass was under way" in loaders.problems[0]
-
-
-def test_a_change_that_no_look_at_the_dataset_shows_is_found_at_one_of_the_batches_that_are_compared(loaders):
-    dataset = Changing(map(Label, range(128)))
-    seen = []
-    for number, (_, labels, _) in enumerate(DataLoader(dataset, batch_size=4, shuffle=True)):
-        seen.append(labels.min().item())
-        if number == 9:
-            dataset.labels[64:] = [Label(-1)] * 64  # of a long list only the first elements are looked at
-            dataset.labels[:64] = list(map(Label, range(64)))
-    assert all(label >= 0 for label in seen[:15]), "seen late"
-    assert min(seen[15:]) == -1 and len(loaders.problems) == 1 and "batch 16" in loaders.problems[0]
-
-
 class Drawing(Changing):
     """Items of a generator of the dataset's own."""
 
@@ -147,10 +107,9 @@ class Drawing(Changing):
         return k, self.generator.random()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_items_that_follow_from_those_before_are_no_ones_but_plains(num_workers, loaders):
+def test_items_that_follow_from_those_before_are_no_ones_but_plains(loaders):
     loaders.change({"num_workers": 1})
-    for _ in DataLoader(Drawing(), batch_size=4, shuffle=True, num_workers=num_workers):
+    for _ in DataLoader(Drawing(), batch_size=4, shuffle=True, num_workers=2):
         pass
     assert len(loaders.remarks()) == 1 and "draw random numbers" in loaders.remarks()[0]
 
@@ -158,16 +117,16 @@ def test_items_that_follow_from_those_before_are_no_ones_but_plains(num_workers,
 def test_where_random_items_are_not_admitted_the_loader_is_left_to_plain(loaders):
     loaders.admits_random = False
     torch.manual_seed(0)
-    ours = [batch[1] for batch in DataLoader(Drawing(), batch_size=4, shuffle=True)]
+    ours = [batch[1] for batch in DataLoader(Drawing(), batch_size=4, shuffle=True, num_workers=1)]
     loaders.change({})
     torch.manual_seed(0)
-    plain = [batch[1] for batch in DataLoader(Drawing(), batch_size=4, shuffle=True)]
+    plain = [batch[1] for batch in DataLoader(Drawing(), batch_size=4, shuffle=True, num_workers=1)]
     assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
     assert len(loaders.problems) == 1 and "class statistical" in loaders.problems[0]
 
 
 def test_random_items_are_not_compared_and_it_is_said_in_the_end(loaders):
-    loader = DataLoader(Changing(draws=True), batch_size=4, shuffle=True)
+    loader = DataLoader(Changing(draws=True), batch_size=4, shuffle=True, num_workers=1)
     for _ in range(2):
         for _ in loader:
             loaders.num_steps += 1
@@ -179,7 +138,7 @@ def test_comparing_moves_no_random_number_and_asks_nothing_of_the_scripts_datase
     def states():
         found = []
         torch.manual_seed(5)
-        for _ in DataLoader(dataset, batch_size=4, shuffle=True):
+        for _ in DataLoader(dataset, batch_size=4, shuffle=True, num_workers=1):
             found.append(RandomStates())
         return found
 
@@ -187,7 +146,7 @@ def test_comparing_moves_no_random_number_and_asks_nothing_of_the_scripts_datase
     ours = states()
     assert dataset.num_asked == 0 and loaders.problems == []
     loaders.change({})
-    assert all(a.equals(b) for a, b in zip(ours, states(), strict=True)) and dataset.num_asked == 128
+    assert all(a.equals(b) for a, b in zip(ours, states(), strict=True)) and dataset.num_asked == 0
 
 
 @pytest.mark.parametrize("options", [{"multiprocessing_context": "fork"}, {"sampler": []}], ids=str)

@@ -24,22 +24,22 @@ WORKERS = {"num_workers": 2, "prefetch_factor": 2}
 
 
 class Numbers(Dataset):
-    """Items that depend on their number alone; in a worker something may happen at one of them."""
+    """Items that depend on their number alone; in a worker of ours, or in any, something may happen at one of them."""
 
-    def __init__(self, act=lambda: None):
-        self.act = act
+    def __init__(self, act=lambda: None, num_workers=(2,)):
+        self.act, self.num_workers = act, num_workers
 
     def __len__(self):
         return 24
 
     def __getitem__(self, k):
-        if k == 9 and torch.utils.data.get_worker_info() is not None:
+        if k == 9 and torch.utils.data.get_worker_info().num_workers in self.num_workers:
             self.act()
         return k
 
 
 def loader_of(dataset, **options):
-    return DataLoader(dataset, **{"batch_size": 4, "shuffle": True, **options})
+    return DataLoader(dataset, **{"batch_size": 4, "shuffle": True, "num_workers": 1, **options})
 
 
 def order_of(loader):
@@ -104,7 +104,7 @@ def test_a_script_that_takes_long_gives_nobody_up(loaders, impatient):
 
 
 def test_the_scripts_own_time_limit_still_holds(loaders):
-    loader = loader_of(Numbers(lambda: time.sleep(1000)), num_workers=1, timeout=1)
+    loader = loader_of(Numbers(lambda: time.sleep(1000), num_workers=(1, 2)), timeout=1)
     begun_s = time.monotonic()
     with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
         list(loader)
@@ -130,7 +130,7 @@ class Stuck(torch.utils.data.Dataset):
 loaders = Loaders()
 loaders.install()
 loaders.change({"num_workers": 2, "prefetch_factor": 2})
-loader = DataLoader(Stuck(), batch_size=4)
+loader = DataLoader(Stuck(), batch_size=4, num_workers=1)
 loaders.note(loader, 1)
 batches = iter(loader)
 next(batches)
@@ -183,7 +183,7 @@ def test_a_forked_process_that_drops_a_pass_leaves_its_workers_alone(loaders):
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     time.sleep(0.2)
-    assert isinstance(passing[0]._inner._iterator, OurWorkers)
+    assert isinstance(passing[0].inner, OurWorkers)
     assert len(list(passing[0])) == 5 and loaders.problems == []
 
 
@@ -200,22 +200,22 @@ def test_a_worker_that_died_unseen_does_not_hold_up_the_end_of_a_pass(loaders):
 
 
 @pytest.mark.parametrize("room", some([0, 3, 6, 9], 3))
-def test_where_there_is_no_room_for_workers_nothing_is_said_and_the_script_goes_on(room):
+def test_where_there_is_no_room_for_processes_nothing_is_said_and_the_script_goes_on(room):
     code = SCRIPT.split("class Stuck")[0] + (
         "import resource\n"
         "loaders = Loaders()\n"
         "loaders.install()\n"
         "problems = []\n"
         "loaders.on_failure = lambda stage, problem: problems.append(stage)\n"
-        "loaders.change({'num_workers': 2, 'prefetch_factor': 2})\n"
+        "loaders.change({'ahead': 2})\n"
         "list(DataLoader(torch.arange(8), batch_size=4))\n"
         f"most = len(os.listdir('/proc/self/fd')) + {room}\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))\n"
-        "found = list(DataLoader(torch.arange(8), batch_size=4, shuffle=True))\n"
-        "print(len(found), problems)\n"
+        "found = list(DataLoader(torch.arange(80), batch_size=4, shuffle=True))\n"
+        "print(len(found), problems, *loaders.remarks())\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.stderr) == ("2 ['engage']\n", "")
+    assert (done.stdout, done.stderr) == ("20 []\n", "")
 
 
 def test_workers_of_ours_leave_it_to_the_script_how_processes_start():

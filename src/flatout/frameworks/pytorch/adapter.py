@@ -64,12 +64,11 @@ class PyTorch:
         self.ranks: Ranks | None = None
         self._census: OperationCounter | None = None
         self._compilations_before = 0
-        self._restarts_before = 0
+        self._passes_before = 0
 
     # -- attach --------------------------------------------------------------------------------------------------
 
-    def prepare(self, levers: Levers, *, endless: bool, trial: bool, learns: bool = False) -> None:
-        self.loaders.endless = endless
+    def prepare(self, levers: Levers, *, trial: bool, learns: bool = False) -> None:
         self.loaders.reopen = trial
         self.loaders.studies = trial or learns
         self._is_trial = trial
@@ -91,6 +90,7 @@ class PyTorch:
     def attach(self, listener: StepListener) -> None:
         self.listener = listener
         self.loaders.on_failure = self.fail
+        self.loaders.on_pass_end = listener.on_pass_end
         self.observer.on_failure = self.fail
         self.calls.on_broken = self._drop_levers
         self.loaders.install()
@@ -303,7 +303,7 @@ class PyTorch:
         if not self._is_lifted:
             self.calls.refresh()
         self._compilations_before = num_compilations()
-        self._restarts_before = self.loaders.num_restarts
+        self._passes_before = self.loaders.num_passes
         if self._is_trial:
             reset_peak(self.calls.device)
         self._wait()
@@ -330,7 +330,7 @@ class PyTorch:
             "device_phases": {name: tuple(step.get(name, 0.0) for step in device_steps) for name in names},
             "recompilations": num_compilations() - self._compilations_before,
             "peak_memory_bytes": peak_bytes(self.calls.device),
-            "new_epochs": self.loaders.num_restarts - self._restarts_before,
+            "new_epochs": self.loaders.num_passes - self._passes_before,
             "stacks": stacks,
             "host_reads": host_reads,
         }
@@ -367,7 +367,7 @@ class PyTorch:
 
     def counterfactual(self, name: str, engaged: bool) -> None:
         if name == "free_data":
-            self.loaders.replay_batch = engaged
+            self.loaders.replay(engaged)
 
 
 def num_compilations() -> int:

@@ -5,7 +5,6 @@ In: the session's models, optimizers and loaders. Out: `Facts`, plain values tha
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from flatout.frameworks.lever import Lever
-from flatout.frameworks.pytorch.input.worker_settings import start_method
 from flatout.frameworks.pytorch.levers.float8 import is_aligned
 from flatout.frameworks.pytorch.observe.attention import allowed
 from flatout.frameworks.pytorch.observe.memory import memory_of_device
@@ -117,7 +115,6 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
         prefetch_factor=loader.prefetch_factor,
         pinned=bool(loader.pin_memory),
         iterable=iterable,
-        picklable=_picklable(loader),
         changeable=session.loaders.may_change(loader),
         batch_bytes=session.loaders.batch_bytes(loader),
         why_not={
@@ -133,19 +130,3 @@ def _matmul_precision() -> str:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # the script uses the newer settings, and PyTorch refuses to be asked in the older terms
         return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
-
-
-def _picklable(loader: DataLoader[Any]) -> bool | None:
-    """Whether workers could be given the dataset; None where they are forked and need no pickling."""
-    if start_method() == "fork":
-        return None
-    try:
-        pickle.Pickler(_Nowhere()).dump((loader.dataset, loader.collate_fn, loader.worker_init_fn))
-    except Exception:  # noqa: BLE001  a user's own __reduce__ may raise anything
-        return False
-    return True
-
-
-class _Nowhere:
-    def write(self, chunk: bytes) -> int:
-        return len(chunk)

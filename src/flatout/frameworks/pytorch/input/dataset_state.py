@@ -46,16 +46,15 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _OPAQUE = (torch.Tensor, types.ModuleType, *_VALUES)
 
 
-def marks(*things: Any, closely: bool = True, but: Any = None) -> list[Any]:
+def marks(*things: Any, closely: bool = True) -> list[Any]:
     """What differs when things were changed in between, or what their code reads, as far as can be seen cheaply.
 
     That is their attributes, those of the script's own classes, and the names of modules that the script's own
     functions use. Values of simple types count by value, tensors by identity and version, containers by length and
     first items, small arrays by their bytes; looked at `closely` also large arrays that may be written to, tensors on
-    a CPU, and all of a container that holds nothing but simple values. `but`: what is left out, with all that only it
-    has.
+    a CPU, and all of a container that holds nothing but simple values.
     """
-    return [mark(value, closely=closely) for value in _walk(things, but)]
+    return [mark(value, closely=closely) for value in _walk(things)]
 
 
 def keeps_workers(loader: DataLoader[Any]) -> bool:
@@ -82,7 +81,7 @@ class Copies:
 
 def held_open(dataset: Any) -> str | None:
     """The kind of an open file or connection that the dataset holds, or None."""
-    for value in _walk((dataset,), None):
+    for value in _walk((dataset,)):
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
         if name.startswith(OPEN_KINDS):
@@ -146,9 +145,9 @@ def _checksum(array: Any) -> int | None:
     return zlib.crc32(array if array.flags.c_contiguous else array.tobytes())
 
 
-def _walk(things: tuple[Any, ...], but: Any) -> Iterator[Any]:
+def _walk(things: tuple[Any, ...]) -> Iterator[Any]:
     """The things and what they refer to, breadth first and bounded."""
-    level, num, seen = [*things], 0, {id(but)}
+    level, num, seen = [*things], 0, set()
     for _ in range(MAX_DEPTH):
         following: list[Any] = []
         for one in level:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from flatout.frameworks.pytorch.input.dataset_state import Copies, held_open, keeps_workers
 from flatout.frameworks.pytorch.input.passes import Pass
-from flatout.frameworks.pytorch.input.plain_iterator import Later, Opened
+from flatout.frameworks.pytorch.input.plain_iterator import Opened
 from flatout.frameworks.pytorch.input.shuffles import draw_seed, drawing_elsewhere, generators_of
 from flatout.frameworks.pytorch.input.worker_settings import (
     IN_PROCESS,
@@ -56,9 +56,14 @@ class Loaders:
         """Worker attributes that replace the script's own while a pass is opened; empty means as the script says."""
         self.reopen = False
         """Whether training passes that are under way open again when `settings` change (in a trial)."""
-        self.endless = self.studies = False
-        self.replay_batch = False
-        self.num_steps, self.num_restarts = 0, 0
+        self.studies = False
+        self.replayed: weakref.WeakKeyDictionary[DataLoader[Any], Any] | None = None
+        """The batch that each loader gives again and again; None where they give what they have."""
+        self.on_pass_end: Callable[[], None] | None = None
+        """Told when a pass with whose batches steps were made is over."""
+        self.num_steps = 0
+        self.num_passes = 0
+        """Passes begun over loaders that feed the training."""
         self.num_changed = 0
         """Passes opened with `settings`."""
         self._lasting: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
@@ -116,8 +121,10 @@ class Loaders:
         """A new pass; where the script keeps its workers, the one that is under way from its beginning, as plain's."""
         lasting = self._lasting.get(id(loader))
         if lasting is not None:
+            self.num_passes += 1
             lasting.begin_anew()
             return lasting
+        self.num_passes += loader in self._training
         new = Pass(loader, self)
         if keeps_workers(loader):
             self._lasting[id(loader)] = new
@@ -190,9 +197,10 @@ class Loaders:
         self.change({name: value for name, value in self.settings.items() if name not in names})
 
     def may_change(self, loader: DataLoader[Any]) -> bool:
-        """Whether the loader's workers can be set without asking it to do what it does not do."""
+        """Whether the script's workers can be others without asking the loader to do what it does not do."""
         return (
             self.may_open(loader)
+            and loader.num_workers > 0
             and loader.multiprocessing_context is None
             and getattr(loader, "in_order", True)  # otherwise nobody knows which batches were given when one breaks
             and not isinstance(loader.dataset, IterableDataset)
@@ -206,6 +214,14 @@ class Loaders:
         usual = own.__iter__ is DataLoader.__iter__ and own._get_iterator is DataLoader._get_iterator
         # not in a process that was forked from here, to which the workers do not belong
         return usual and os.getpid() == self._pid
+
+    def replay(self, engaged: bool) -> None:
+        """Have each loader that feeds the training give one batch again and again, or what it has."""
+        self.replayed = weakref.WeakKeyDictionary() if engaged else None
+
+    def replays(self, loader: DataLoader[Any]) -> bool:
+        """Whether the loader gives one batch again and again."""
+        return self.replayed is not None and loader in self._training
 
     def _feeds_training(self, loader: DataLoader[Any]) -> bool:
         if loader in self._training:
@@ -229,7 +245,8 @@ class Loaders:
     def attach(self) -> None:
         """Have passes that are under way ask the parts of the input as well, of which a part was engaged."""
         for one in self.passes:
-            self.parts.attach(one.loader, one.inner)
+            if one.inner is not None:
+                self.parts.attach(one.loader, one.inner)
 
     @property
     def transfer(self) -> Transfer:
@@ -293,7 +310,7 @@ class Loaders:
         try:
             settings = self._settings_for(loader)
             if settings:
-                return self._open_changed(loader, settings, before)
+                return self._start(loader, settings, before)
         except Exception as problem:  # noqa: BLE001  a process that cannot be started must not end the training
             before.restore()
             self.refuse(loader, "engage", problem)
@@ -314,15 +331,15 @@ class Loaders:
         # how batches are handed over may still be chosen
         return {name: value for name, value in settings.items() if name == "pin_memory"}
 
-    def open_plain(self, loader: DataLoader[Any], *, drawn: bool = False) -> Opened:
-        """A pass as the script makes it; `drawn` says that the seed which that draws has been drawn already."""
+    def open_plain(self, loader: DataLoader[Any]) -> Opened:
+        """A pass as the script makes it."""
         if keeps_workers(loader) and loader not in self._refused and getattr(loader, "_iterator", None) is None:
             try:
                 self._copies.check(loader)
             except RuntimeError as problem:
                 self.refuse(loader, "engage", problem)
         original = self._patch.original if self._patch is not None else DataLoader.__iter__
-        with drawing_elsewhere(loader, 0) if drawn else self._drawing_as_plain(loader):
+        with self._drawing_as_plain(loader):
             iterator = original(loader)
         self._remember(loader, iterator)
         return Opened(loader, iterator, dict(self.settings))
@@ -350,33 +367,6 @@ class Loaders:
         if self.on_failure is not None:
             self.on_failure(stage, problem)
 
-    def _open_changed(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
-        if loader.num_workers or not settings.get("num_workers"):  # what plain has begins at once, and draws at once
-            return self._start(loader, settings, before)
-        draw_seed(loader)
-        opened = Opened(loader, None, dict(self.settings), before=before)
-        opened.iterator = Later(loader, lambda: self._start_into(opened, settings))
-        return opened
-
-    def _start_into(self, opened: Opened, settings: Mapping[str, Any]) -> Any:
-        """Begin a pass at its first fetch, when plain's sampler would draw; as plain where that fails."""
-        loader = opened.loader
-        opened.before, opened.drawn = RandomStates(generators_of(loader)), True
-        started: Opened | None = None
-        try:
-            with drawing_elsewhere(loader, 0):
-                started = self._start(loader, settings, opened.before)
-        except Exception as problem:  # noqa: BLE001  a process that cannot be started must not end the training
-            opened.before.restore()
-            self.refuse(loader, "engage", problem)
-            let_through(problem)
-        if started is None:
-            opened.before = None
-            return self.open_plain(loader, drawn=True).iterator
-        if self._parts is not None:
-            self._parts.attach(loader, started.iterator)
-        return started.iterator
-
     def _start(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
         kept = self._kept.pop(loader, None)
         if kept is None and keeps_workers(loader):
@@ -386,11 +376,11 @@ class Loaders:
             with self._drawing_as_plain(loader) as draws:
                 loader.__dict__.update(wanted(former, settings))
                 if kept is None:
-                    iterator = self._begun(loader, settings, asked_once=not former["num_workers"])
+                    iterator = self._begun(loader, settings)
                 else:
                     if draws:  # workers stay, but the script's random stream must move as it does for new ones
                         draw_seed(loader)
-                    iterator = kept.bare
+                    iterator = kept.iterator
                     iterator._reset(loader)
         finally:
             loader.__dict__.update(former)
@@ -398,7 +388,7 @@ class Loaders:
         self.num_changed += 1
         return Opened(loader, iterator, dict(self.settings), before=before)
 
-    def _begun(self, loader: DataLoader[Any], settings: Mapping[str, Any], *, asked_once: bool) -> Any:
+    def _begun(self, loader: DataLoader[Any], settings: Mapping[str, Any]) -> Any:
         if not loader.num_workers:
             return loader._get_iterator()
         warned = caller_in(DataLoader._get_iterator, "self.check_worker_number_rationality()")
@@ -407,7 +397,7 @@ class Loaders:
             return self.parts.in_process(loader, fast=fast)
         from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
 
-        return OurWorkers(loader, asked_once=asked_once)
+        return OurWorkers(loader)
 
     def close_kept(self) -> None:
         """End workers that wait for a next pass."""

@@ -1,12 +1,13 @@
 """What does the script's `for` loop over a loader get? Batches, from whatever fetches them at present.
 
 A `Pass` stands between the loop and the loader's own iterator: it tells of fetches, opens again when worker settings
-change in a trial, starts over instead of ending, can hand out one cached batch (a counterfactual), and goes on as
-plain where changed workers break. In: a loader and its owner. Out: batches in the script's own order.
+change in a trial, can hand out one cached batch (a counterfactual), and goes on as plain where changed workers break.
+In: a loader and its owner. Out: as many batches as the loader has, in the script's own order.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch.utils._pytree import tree_map
@@ -18,15 +19,19 @@ from flatout.guest.tracebacks import hide_ours
 
 
 class Pass:
-    """One pass over a loader, as the script's `for` loop sees it; `owner`: the `Loaders` that it is one of."""
+    """One pass over a loader, as the script's `for` loop sees it; `owner`: the `Loaders` that it is one of.
+
+    It has as many batches as the loader has, whatever fetches them and however often that changes meanwhile.
+    """
 
     def __init__(self, loader: DataLoader[Any], owner: Any) -> None:
         self._owner = owner
         self._loader = loader
-        self._open()
+        self.opened: Opened | None
+        """What fetches at present; None while nothing has to."""
+        self._begin()
         self._num_untold = 0
-        """Batches drawn of which it is not known yet whether a step follows."""
-        self._cached: list[Any] = []
+        """Batches given of which it is not known yet whether a step follows."""
         self._num_steps_before = owner.num_steps
         self.trains = False
         owner.passes.add(self)
@@ -35,12 +40,12 @@ class Pass:
         return self
 
     def __len__(self) -> int:
-        return len(self._inner)
+        return len(self._at_present().iterator)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_inner":  # while being copied
+        if name == "opened":  # while being copied
             raise AttributeError(name)
-        return getattr(self._inner, name)
+        return getattr(self._at_present().iterator, name)
 
     def __next__(self) -> Any:
         owner = self._owner
@@ -56,8 +61,10 @@ class Pass:
         if observer is not None:
             observer.before_fetch()
         try:
-            return self._fetch()
+            batch = self._fetch()
         except StopIteration:
+            if self.trains and owner.on_pass_end is not None:
+                owner.on_pass_end()
             raise
         except BaseException as problem:
             hide_ours(problem)
@@ -65,11 +72,14 @@ class Pass:
         finally:
             if observer is not None:
                 observer.after_fetch()
+        self._num_given += 1
+        self._num_untold += 1
+        return batch
 
     def begin_anew(self) -> None:
         """Give the first batch again next, to everybody who has this pass."""
-        self._owner.ended(self._opened, self.trains)
-        self._open()
+        self._end()
+        self._begin()
 
     @property
     def loader(self) -> DataLoader[Any]:
@@ -78,83 +88,86 @@ class Pass:
 
     @property
     def inner(self) -> Any:
-        """What fetches at present."""
-        return self._inner
+        """What fetches at present, or None."""
+        return self.opened.iterator if self.opened is not None else None
+
+    def _at_present(self) -> Opened:
+        if self.opened is None:
+            self._open()
+            assert self.opened is not None
+        return self.opened
+
+    def _begin(self) -> None:
+        self.opened, self._num_given = None, 0
+        self._num_drawn = 0
+        """Batches drawn since the pass was last opened."""
+        self._most: float | None = None
+        """So many batches it has, where not one iterator gives them all; None where that says when it ends."""
+        if not self._owner.replays(self._loader):
+            self._open()
+
+    def _end(self) -> None:
+        if self.opened is not None:
+            self._owner.ended(self.opened, self.trains)
 
     def _fetch(self) -> Any:
-        owner = self._owner
-        if self.trains:
-            if owner.reopen and self._opened.settings != owner.settings:
-                self._opened.close()
-                self._open()
-            if owner.replay_batch:
-                if not self._cached:
-                    self._cached = [self._draw()]
-                return tree_map(lambda leaf: leaf, self._cached[0])  # new containers: the script may take them apart
-            self._cached = []
+        owner, opened = self._owner, self.opened
+        if self._most is not None and self._num_given >= self._most:
+            self._end()
+            self.opened = None  # whose workers have batches left
+            raise StopIteration
+        if owner.replays(self._loader):
+            self._is_of_parts()
+            if self._loader not in owner.replayed:
+                owner.replayed[self._loader] = self._draw()
+            batch = owner.replayed[self._loader]
+            return tree_map(lambda leaf: leaf, batch)  # new containers: the script may take them apart
+        if self.trains and owner.reopen and opened is not None and opened.settings != owner.settings:
+            self._is_of_parts()
+            opened.close()
+            self._open()
         return self._draw()
+
+    def _is_of_parts(self) -> None:
+        """More than one iterator gives the batches, or none: they are counted."""
+        if self._most is None:
+            try:
+                self._most = len(self._loader)
+            except Exception:  # noqa: BLE001  how many there are, only its iterator knows; a sampler may raise anything
+                self._most = math.inf
 
     def _draw(self) -> Any:
         while True:
+            opened = self._at_present()
             try:
-                batch = self._compared(self._opened.iterator)
+                batch = self._compared(opened)
                 break
             except StopIteration:
-                is_over = True
+                self._end()
+                raise
             except Exception as problem:
-                if not self._opened.changed or is_interruption(problem):
+                if not opened.changed or is_interruption(problem):
                     raise
-                is_over = False
                 self._owner.refuse(self._loader, "step", problem)
-            # not while that is handled: workers that are forked then would tell of it with whatever they raise
-            if not is_over:
-                self._go_on_plain()
-            elif not self._start_over():
-                raise StopIteration
+            # In the same order and at the same batch. Not while that is handled: workers that are forked then would
+            # tell of it with whatever they raise.
+            self.opened = given_back(self._owner.open_plain, opened, self._num_drawn)
         if not self._num_drawn:
             self._owner.note_batch(self._loader, batch)
         self._num_drawn += 1
-        self._num_untold += 1
         return batch
-
-    def _compared(self, iterator: Any) -> Any:
-        """The next batch of the iterator, which is plain's."""
-        batch = self._owner.following(iterator)
-        if self._check is not None:
-            self._check.compare(batch, self._num_drawn)
-        return batch
-
-    def _start_over(self) -> bool:
-        """The pass has come to its end; whether another has begun in its place."""
-        owner = self._owner
-        owner.ended(self._opened, self.trains)
-        if not (owner.endless and self.trains and self._num_drawn):
-            return False
-        owner.num_restarts += 1
-        self._open()
-        return True
 
     def _open(self) -> None:
-        self._opened = self._owner.open(self._loader)
-        self._inner = self._opened.iterator
-        self._check = _check_of(self._owner, self._opened)
+        self.opened = self._owner.open(self._loader)
         self._num_drawn = 0
-        """Batches drawn since the pass was last opened."""
 
-    def _go_on_plain(self) -> None:
-        """Put the script's own iterator in place of ours, in the same order and at the same batch."""
-        self._opened = given_back(self._owner.open_plain, self._opened, self._num_drawn)
-        self._inner = self._opened.iterator
-        self._check = None
+    def _compared(self, opened: Opened) -> Any:
+        """The next batch, which is plain's."""
+        batch = self._owner.following(opened.iterator)
+        if opened.changed and opened.settings.get("num_workers") and not self._num_drawn:
+            from flatout.frameworks.pytorch.input.worker_check import Checks, compare_first
 
-
-def _check_of(owner: Any, opened: Opened) -> Any:
-    """What sees that workers of ours give what plain would; None where there are none of ours."""
-    if not opened.changed or not opened.settings.get("num_workers"):
-        return None
-    from flatout.frameworks.pytorch.input.worker_check import Check, Checks
-
-    known = owner.checks.get(opened.loader) or owner.checks.setdefault(
-        opened.loader, Checks(owner.said, owner.admits_random)
-    )
-    return Check(known, opened)
+            owner = self._owner
+            known = owner.checks.get(opened.loader) or Checks(owner.said, owner.admits_random)
+            compare_first(owner.checks.setdefault(opened.loader, known), opened, batch)
+        return batch

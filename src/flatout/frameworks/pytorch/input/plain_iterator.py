@@ -25,7 +25,6 @@ class Opened:
         iterator: What the loader's `__iter__` gives.
         settings: The worker settings that were asked for at the time.
         before: The random states before it was made, where the settings took effect; else None.
-        drawn: Whether the seed that opening draws had been drawn at `before`.
     """
 
     def __init__(
@@ -40,12 +39,6 @@ class Opened:
         self.iterator = iterator
         self.settings = settings
         self.before = before
-        self.drawn = False
-
-    @property
-    def bare(self) -> Any:
-        """The iterator, also where it was made later."""
-        return self.iterator.made if isinstance(self.iterator, Later) else self.iterator
 
     @property
     def changed(self) -> bool:
@@ -57,37 +50,6 @@ class Opened:
         if self.changed and hasattr(self.iterator, "_shutdown_workers"):
             with contextlib.suppress(RuntimeError, OSError):  # of workers that are dead already
                 self.iterator._shutdown_workers()
-
-
-class Later:
-    """An iterator that is made at its first fetch."""
-
-    def __init__(self, loader: DataLoader[Any], start: Callable[[], Any]) -> None:
-        self._loader = loader
-        self._start: Callable[[], Any] | None = start
-        self._iterator: Any = None
-
-    def __iter__(self) -> Later:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._loader._index_sampler)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_iterator" or self._iterator is None:
-            raise AttributeError(name)
-        return getattr(self._iterator, name)
-
-    def __next__(self) -> Any:
-        if self._start is not None:
-            start, self._start = self._start, None  # which holds who holds us: only the collector would end the workers
-            self._iterator = start()
-        return next(self._iterator)
-
-    @property
-    def made(self) -> Any:
-        """The iterator, or None."""
-        return self._iterator
 
 
 class Recorded:
@@ -145,14 +107,14 @@ class GivenOrder:
 def given_back(open_plain: Callable[..., Opened], broken: Opened, num_given: int) -> Opened:
     """The pass as the script has it, with `num_given` batches behind it; `open_plain`: opens a loader as the script."""
     loader, before = broken.loader, broken.before
-    iterator = broken.bare
+    iterator = broken.iterator
     broken.close()
     now = RandomStates(generators_of(loader))
     if before is not None:
         before.restore()
     recorded = isinstance(iterator, Recorded)
     with _in_order(loader, iterator.order()) if recorded else contextlib.nullcontext():
-        opened = open_plain(loader, drawn=broken.drawn)
+        opened = open_plain(loader)
     opened.iterator._index_sampler = loader._index_sampler
     for _ in range(num_given):
         if getattr(opened.iterator, "_num_workers", 0):  # whose random streams have to come as far

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, _utils
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from flatout.frameworks.pytorch.input.plain_iterator import GivenOrder, Recorded
+from flatout.frameworks.pytorch.input.plain_iterator import Recorded
 from flatout.frameworks.pytorch.input.worker_settings import start_method
 from flatout.guest import lifeline
 
@@ -103,15 +103,9 @@ def _ours(loader: DataLoader[Any]) -> Iterator[None]:
 
 
 class OurWorkers(Recorded, _MultiProcessingDataLoaderIter):
-    """PyTorch's iterator, which raises as soon as a worker has died, and when one hangs.
+    """PyTorch's iterator, which raises as soon as a worker has died, and when one hangs."""
 
-    Args:
-        loader: Whose batches.
-        asked_once: Whether plain, which has no workers, begins the order once; with them PyTorch begins it twice.
-    """
-
-    def __init__(self, loader: DataLoader[Any], *, asked_once: bool) -> None:
-        self._asked_once = asked_once
+    def __init__(self, loader: DataLoader[Any]) -> None:
         self._broken, self._pid = False, os.getpid()
         try:
             with _ours(loader):
@@ -129,13 +123,7 @@ class OurWorkers(Recorded, _MultiProcessingDataLoaderIter):
             signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
             self._worker_pids_set = False
         self.begin_record()
-        sampler = self._index_sampler
-        if first_iter and self._asked_once:
-            self._index_sampler = GivenOrder(sampler, self._sampler_iter)
-        try:
-            super()._reset(loader, first_iter)
-        finally:
-            self._index_sampler = sampler
+        super()._reset(loader, first_iter)
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
         until_s = time.monotonic() + timeout

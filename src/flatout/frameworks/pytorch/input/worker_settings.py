@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.frameworks.pytorch.lever_bases import DEFAULT_PREFETCH_FACTOR
-
 WORKER_ATTRIBUTES = (
     "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout", "worker_init_fn"
 )  # fmt: skip
@@ -60,10 +58,4 @@ def wanted(former: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, 
     wanted = {**former, **{name: value for name, value in settings.items() if name != IN_PROCESS}}
     if former["num_workers"] and not wanted["num_workers"]:  # drawing as its workers would
         return {**former, "pin_memory": wanted["pin_memory"]}
-    if not former["num_workers"]:
-        wanted["worker_init_fn"] = None  # plain never calls it
-    if not wanted["num_workers"]:
-        wanted.update(prefetch_factor=None, persistent_workers=False, timeout=0)
-    elif wanted["prefetch_factor"] is None:
-        wanted["prefetch_factor"] = DEFAULT_PREFETCH_FACTOR
     return wanted

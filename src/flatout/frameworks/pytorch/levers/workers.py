@@ -1,13 +1,10 @@
-"""workers: build batches in worker processes, beside the model.
+"""workers: more worker processes than the script has, fewer, or none.
 
 Exact where items are deterministic: same items, same order, same random streams (the check compares hashes). Where
-items are random, workers draw other random numbers: then the check says so and it takes `--accept statistical`. Workers
-are ahead of the training and have a copy of everything. So they begin anew at every pass, unless the script keeps its
-own; the first batch of every pass, and some later ones, are computed once more as plain does; and where the script has
-no workers it is looked at every batch whether the dataset, its sampler, or a setting that its code reads, has changed
-(long lists and large arrays: only where they are others). What differs is left to plain from there on, and the run
-says so, and how many batches were drawn before. Items that draw from a generator of the dataset's own are random. What
-no look shows is seen at a batch that is computed once more; not at all where items follow from how many came before.
+items are random, other workers draw other random numbers: then the check says so and it takes `--accept statistical`.
+They begin anew at every pass, unless the script keeps its own; the first batch of every pass is computed once more as
+plain does. What differs is left to plain from there on, and the run says so. Items that draw from a generator of the
+dataset's own are random. For a script without workers there is `ahead`.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ class Workers(Lever):
 
     name = "workers"
     parameter = "num"
-    summary = "batches built in worker processes; exact unless items draw random numbers, compared in every pass"
+    summary = "another number of workers, or none; exact unless items draw random numbers, compared in every pass"
     class_ = "exact"
     shortens: ClassVar = ("data",)
     toggles = "epoch"
@@ -56,35 +53,30 @@ class Workers(Lever):
     partners: ClassVar = ("threads",)  # a worker and a model of as many threads as cores take each other's
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
-        """A DataLoader of the usual kind, and room for its batches."""
+        """A DataLoader with workers, of the usual kind, and room for its batches."""
         if not facts.loaders:
             return "no DataLoader feeds the training"
         if all(loader.iterable for loader in facts.loaders):
             return "an iterable dataset decides itself how workers share it"
-        if not any(loader.num_workers for loader in facts.loaders) and None in (
-            loader.refusal("ahead") for loader in facts.loaders
-        ):
-            return "`ahead` makes batches in processes as well, and draws the script's random numbers"
+        if not any(loader.num_workers for loader in facts.loaders):
+            return "the script has no workers"
         if not any(loader.changeable for loader in facts.loaders):
             return (
                 "the loader is of a kind of its own, names its multiprocessing context, gives batches out of order, "
                 "or draws from a generator of the script's"
             )
-        if any(loader.picklable is False for loader in facts.loaders):
-            return "the dataset cannot be pickled, as this start method needs"
         needed = shm_needed(facts, 1)
         if machine.shm_bytes is not None and machine.shm_bytes < needed:
             return f"/dev/shm has {machine.shm_bytes / 2**20:.0f} MB, and one worker may need {needed / 2**20:.0f} MB"
         return None
 
     def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
-        """As many as cores, then fewer, and none where the script has some; without the present state."""
+        """As many as cores, and fewer, than the script has too, down to none; without the present state."""
         now = max((loader.num_workers for loader in facts.loaders), default=0)
         cores = machine.num_cores
         room = math.inf if machine.shm_bytes is None else machine.shm_bytes
-        numbers = [n for n in (cores, 8, 4, 2, 1) if n <= cores and shm_needed(facts, n) <= room]
-        wanted = [n for n in dict.fromkeys(numbers) if n != now]
-        return tuple([{"num": n} for n in wanted] + [{"num": 0}] * bool(now))
+        numbers = dict.fromkeys(n for n in (cores, 8, 4, 2, 1) if n <= cores or n < now)
+        return tuple({"num": n} for n in (*numbers, 0) if n != now and shm_needed(facts, n) <= room)
 
     def brings_back(self, facts: Facts) -> Mapping[str, Setting] | None:
         """No workers, where the script has some that can be changed."""

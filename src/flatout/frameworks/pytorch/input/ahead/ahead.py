@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from flatout.frameworks.pytorch.input.ahead.generators import Draws, Movements, Place
 from flatout.frameworks.pytorch.input.ahead.process import Items, Made, Wanted
 from flatout.frameworks.pytorch.input.dataset_state import held_open, marks
 from flatout.frameworks.pytorch.input.plain_iterator import GivenOrder
-from flatout.frameworks.pytorch.input.shuffles import KNOWN, why_not_ahead
+from flatout.frameworks.pytorch.input.shuffles import KNOWN, generators_of
 from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
 from flatout.frameworks.pytorch.input.worker_settings import start_method
 from flatout.frameworks.pytorch.seams.trees import digest
@@ -63,13 +63,18 @@ def refusal(loader: DataLoader[Any]) -> str | None:
     """Why no process may make this loader's batches; None where they may."""
     if loader.num_workers:
         return "the script has workers"
+    if isinstance(loader.dataset, IterableDataset):
+        return "an iterable dataset gives its items one after another"
+    if generators_of(loader):
+        return "it draws from a generator of the script's, which would be moved early"
+    order = (loader.sampler, getattr(loader.batch_sampler, "sampler", None), loader.batch_sampler)
+    if any(type(one) not in (*KNOWN, BatchSampler, range, type(None)) for one in order):
+        return "its order comes from a sampler of the script's, which would be asked early"
     if start_method() != "fork":
         return f"processes are started by `{start_method()}`, which would not inherit the dataset as it is"
     if (held := held_open(loader.dataset)) is not None:
         return f"its dataset holds an open `{held}`, whose position processes would share"
-    if loader.batch_sampler is not None:
-        return why_not_ahead(loader, of_list=False)
-    return None if type(loader.sampler) in KNOWN else "the order comes from a sampler of the script's"
+    return None
 
 
 class Ahead:
@@ -205,7 +210,7 @@ class Ahead:
         given: Any = GivenOrder(loader._index_sampler, order)
         attributes["batch_sampler" if loader.batch_sampler is not None else "sampler"] = given
         try:
-            self._workers = OurWorkers(twin, asked_once=False)
+            self._workers = OurWorkers(twin)
         except (OSError, RuntimeError) as problem:
             self._known.give_up(f"no process could be started: {problem}")
         self._num_given, self._marks = 0, self._look()
