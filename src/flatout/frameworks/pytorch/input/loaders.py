@@ -64,7 +64,7 @@ class Loaders:
         self.num_steps = 0
         self.num_passes = 0
         """Passes begun over loaders that feed the training."""
-        self.num_changed = 0
+        self.num_changed = self.num_ahead = 0
         """Passes opened with `settings`."""
         self._lasting: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
         """Of loaders that keep their workers the pass under way, which plain's loops share."""
@@ -239,8 +239,7 @@ class Loaders:
 
     def remarks(self) -> list[str]:
         """What is to be said of workers in the end."""
-        given_up = {known.why_not: None for known in self._known_ahead.values() if known.why_not}
-        return [*self.said, *(f"batches were not made ahead any more: {why}" for why in given_up)]
+        return list(self.said)
 
     def attach(self) -> None:
         """Have passes that are under way ask the parts of the input as well, of which a part was engaged."""
@@ -292,16 +291,12 @@ class Loaders:
 
             known = self._known_ahead.get(loader)
             if known is None:
-                known = self._known_ahead[loader] = AheadOf()
-                known.why_not = refusal(loader) or ""
+                known = self._known_ahead[loader] = AheadOf(self)
+                if (why := refusal(loader)) is not None:
+                    known.give_up(why)
             if not known.why_not:
                 opened.iterator = Ahead(loader, opened.iterator, num, known)
         return opened
-
-    @property
-    def num_ahead(self) -> int:
-        """Batches made ahead that were taken."""
-        return sum(known.num_taken for known in self._known_ahead.values())
 
     def _open(self, loader: DataLoader[Any]) -> Opened:
         if not self.settings or loader in self._refused:

@@ -62,6 +62,7 @@ class Ahead(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """From the next pass on (in a trial from the next fetch on)."""
+        session.loaders.num_ahead = 0
         session.loaders.set(ahead=int(settings["num"]))
 
     def release(self, session: Session) -> None:

@@ -41,10 +41,10 @@ READY = 2
 class AheadOf:
     """What is known of one loader."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
         self.movements = Movements()
         self.num_misses = 0
-        self.num_taken = 0
         self.why_not = ""
         """Why it is not tried any more; empty where it is."""
 
@@ -57,6 +57,12 @@ class AheadOf:
     def give_up(self, why: str) -> None:
         """Plain from now on."""
         self.why_not = self.why_not or why
+        self._owner.said[f"batches are left to plain instead of made ahead: {self.why_not}"] = None
+
+    def taken(self) -> None:
+        """A batch that was made ahead is the script's."""
+        self._owner.num_ahead += 1
+        self.num_misses = 0
 
 
 def refusal(loader: DataLoader[Any]) -> str | None:
@@ -147,8 +153,7 @@ class Ahead:
     def _taken(self, made: Made) -> None:
         if made.after is not None:
             made.after.put()
-        self._known.num_taken += 1
-        self._known.num_misses = 0
+        self._known.taken()
 
     def _compared(self, made: Made, position: int) -> Any:
         """The batch as plain computes it, which the one that was made must be."""
@@ -160,7 +165,7 @@ class Ahead:
             self._known.give_up("its items are others in a process apart")
             self._back()
         else:
-            self._known.num_taken += 1
+            self._known.taken()
         return batch
 
     def _plainly(self, index: Any) -> Any:
