@@ -495,3 +495,9 @@ def test_a_thread_that_holds_the_interpreter_explains_that_the_step_contradicts_
         "an interpreter that is passed on at once"
     ]
     assert found.evidence == found.contradictions != ()
+    unsure = {"free_interpreter": compared(2.9, 0.33, 25.5, "inconclusive")}
+    assert diagnose(replace(PLANTED["interpreter"], counterfactuals=unsure)).binding == "compute"
+    both = replace(PLANTED["interpreter"], counterfactuals=unsure, accounts={"sampled": one})
+    assert diagnose(both).binding == "interpreter", "steps of two lengths are as unsure as that, and why is seen"
+    slower = {"free_interpreter": compared(0.9, 0.4, 2.0, "inconclusive")}
+    assert diagnose(replace(both, counterfactuals=slower)).binding == "not concluded"

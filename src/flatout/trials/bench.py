@@ -328,7 +328,8 @@ class Bench:
         first = self.window({}, purpose="warm-up", patience_s=self.terms.start_limit_s)
         self.guess(first.training_step_s)
         rest = WARM_UP_STEPS - 5
-        affordable = int(WARM_UP_LIMIT_S / self.step_guess_s)
+        most_s = min(WARM_UP_LIMIT_S, (self.deadline_s - time.perf_counter()) / 4)
+        affordable = int(most_s / self.step_guess_s)
         if min(rest, affordable) > 0:
             self.size = replace(self.size, num_steps=min(rest, affordable))
             first = self.window({}, purpose="warm-up")
