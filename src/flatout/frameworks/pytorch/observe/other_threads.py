@@ -29,7 +29,8 @@ class OtherThreads:
 
     def look(self, training: int) -> None:
         """Note the line at which each is but the one that trains; what is ours is left out from then on."""
-        frames = sys._current_frames()
+        # without our own, which would keep itself, and all that the script's frames hold, alive
+        frames = {ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()}
         if not self._begun_s:
             self._begun_s, self._process_s = time.perf_counter(), time.process_time()
             for thread in threading.enumerate():
