@@ -77,10 +77,10 @@ def test_a_thread_that_holds_the_interpreter_is_named_with_its_line(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     result = json.loads((tmp_path / found["run"] / "result.json").read_text())
-    (thread,) = result["facts"]["busy_threads"]
-    assert thread["name"] == "dashboard" and thread["place"] in {f"polls.py:{line}" for line in range(13, 17)}
     if (result["foreign_fraction"] or 0.0) > 0.08:
         pytest.skip(f"other processes used {result['foreign_fraction']:.0%} of the CPU")
+    (thread,) = result["facts"]["busy_threads"]
+    assert thread["name"] == "dashboard" and thread["place"] in {f"polls.py:{line}" for line in range(13, 18)}
     assert found["binding"] == "interpreter" and "`dashboard` at `polls.py:" in result["diagnosis"]["sentence"]
     assert found["bounds"]["an interpreter that is passed on at once"] > 1.5
 

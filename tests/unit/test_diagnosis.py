@@ -497,6 +497,17 @@ def test_a_thread_that_holds_the_interpreter_is_named_with_its_line():
     assert found.also == (), "what is left is no cause"
 
 
+def test_where_passing_it_on_is_not_sure_to_help_the_time_counts_that_the_training_thread_did_not_run():
+    waits = replace(PLANTED["interpreter"], activity=Activity(num_samples=500, waiting_share=0.7))
+    unsure, same = compared(2.0, 0.8, 5.0, "inconclusive"), compared(1.0, verdict="no difference")
+    found = diagnose(replace(waits, counterfactuals={"free_interpreter": unsure}))
+    assert found.binding == "interpreter"
+    assert diagnose(replace(waits, counterfactuals={"free_interpreter": same})).binding == "compute"
+    idle = replace(FACTS, busy_threads=(replace(POLLS, cpu_fraction=0.05),))
+    assert diagnose(replace(waits, facts=idle, counterfactuals={"free_interpreter": unsure})).binding == "compute"
+    assert diagnose(replace(waits, facts=FACTS, counterfactuals={})).binding == "compute"
+
+
 def test_a_thread_that_holds_the_interpreter_explains_that_the_step_contradicts_itself():
     one = Account(plain_s=(0.42, 0.43, 0.42, 0.41), other_s=(0.02, 0.021, 0.02, 0.02))
     found = diagnose(replace(PLANTED["interpreter"], accounts={"taken apart": one}))
@@ -504,3 +515,9 @@ def test_a_thread_that_holds_the_interpreter_explains_that_the_step_contradicts_
         "an interpreter that is passed on at once"
     ]
     assert found.evidence == found.contradictions != ()
+    unsure = {"free_interpreter": compared(2.9, 0.33, 25.5, "inconclusive")}
+    assert diagnose(replace(PLANTED["interpreter"], counterfactuals=unsure)).binding == "compute"
+    both = replace(PLANTED["interpreter"], counterfactuals=unsure, accounts={"sampled": one})
+    assert diagnose(both).binding == "interpreter", "steps of two lengths are as unsure as that, and why is seen"
+    slower = {"free_interpreter": compared(0.9, 0.4, 2.0, "inconclusive")}
+    assert diagnose(replace(both, counterfactuals=slower)).binding == "not concluded"

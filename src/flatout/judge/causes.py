@@ -196,9 +196,18 @@ def cores_taken_s(found: Findings) -> float:
     return share * found.anatomy.step_s if share >= WORTH_TAKING else 0.0
 
 
+def held_s(found: Findings) -> float:
+    """Seconds of a step in which the training thread did not run, as far as other Python threads computed meanwhile."""
+    waiting = found.activity.waiting_share if found.activity is not None else 0.0
+    return min(waiting, sum(one.cpu_fraction for one in found.facts.busy_threads)) * found.anatomy.step_s
+
+
 def causes(found: Findings) -> dict[str, float]:
     """Each cause that can hold a step back, and how many times as fast the step would be without it."""
-    remedied = {cause: believed(found.counterfactuals.get(name), 1.0) for cause, name in REMEDIED.items()}
+    seen = {"interpreter": without(held_s(found), found)}
+    remedied = {
+        cause: believed(found.counterfactuals.get(name), seen.get(cause, 1.0)) for cause, name in REMEDIED.items()
+    }
     others_s = cores_taken_s(found) + sum(saved(ratio) for ratio in remedied.values()) * found.anatomy.step_s
     own_s = max(model_s(found) + phase_s(found, "loss") - others_s, 0.0)
     return {

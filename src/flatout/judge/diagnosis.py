@@ -125,7 +125,8 @@ def diagnose(found: Findings) -> Diagnosis:
     worth = on_one_scale(alone, found)
     contradictions = tuple(_contradictions(found))
     binding = _binding(found, worth)
-    if contradictions and worth["interpreter"] >= WORTHWHILE:  # which explains them
+    held = found.counterfactuals.get(REMEDIED["interpreter"])
+    if contradictions and held is not None and held.ratio >= WORTHWHILE:  # steps of many lengths, and no wonder
         binding = "interpreter"
     also = () if contradictions else _not_told_apart(binding, worth, _errors(bounds, found))
     phase = CAUSES[binding].phase if binding in CAUSES else ""

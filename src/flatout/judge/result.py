@@ -31,6 +31,9 @@ Verdict = Literal["faster", "no difference", "inconclusive"]
 NOT_NAMED = "not among `--levers`"
 """Why a lever was not tried that the user did not ask for."""
 
+BRINGS = "measured to bring"
+"""In the reason of one that goes by name only, where what it takes away was measured: it is shown first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Untried:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from flatout.judge.anatomy import Anatomy
 from flatout.judge.result import Result
 from flatout.judge.roofline import Standing, standing
-from flatout.records.trace import PHASES
+from flatout.records.trace import OUTSIDE, PHASES
 from flatout.report import ticks, words
 from flatout.report.drawing import Axis, Bar, Bars, Dots, Intervals, Line, Note, Path, Plot
 from flatout.report.thinned import Dot, thin
@@ -29,7 +29,7 @@ SLICES = 180
 
 def phase_colour(name: str) -> str:
     """The custom property that colours a phase; unknown phases share one."""
-    return name if name in PHASES and name not in ("evaluation", "checkpoint") else "other"
+    return name if name in PHASES and name not in OUTSIDE else "other"
 
 
 def step(result: Result) -> Bars | None:

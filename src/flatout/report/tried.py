@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flatout.judge.result import NOT_NAMED, Result
+from flatout.judge.result import BRINGS, NOT_NAMED, Result
 from flatout.judge.stats import MIN_PAIRS
 from flatout.records.plan import Candidate, Trial, label
 from flatout.report import words
@@ -321,7 +321,7 @@ def left_out(result: Result) -> list[Listing | Pairs]:
     if unmeasured:
         found.append(Pairs(title="Without a ratio", pairs=unmeasured, code=True))
     if groups:
-        short = sorted(groups, key=lambda group: (group[0] == NOT_NAMED, len(group[0])))
+        short = sorted(groups, key=lambda group: (BRINGS not in group[0], group[0] == NOT_NAMED, len(group[0])))
         names = tuple(f"{', '.join(levers)} ({reason})" for reason, levers in short)
         found.append(Listing(label="  not tried:", entries=names, on="screen"))
         pairs = tuple((", ".join(levers), reason) for reason, levers in groups)

@@ -81,7 +81,7 @@ class Budget:
             return
         raise Inconclusive(
             f"a step of `{script}` takes {step_s:.2g} s: too long for a budget of {self.total_s:.3g} s",
-            cause=f"an answer takes about {num_steps} steps more at the least",
+            cause=f"an answer takes about {num_steps} steps more at the least, with what lies between them",
             hint=f"`--budget {math.ceil((num_steps * step_s + self.spent_s) / 60)}m`, or a smaller batch or model",
         )
 

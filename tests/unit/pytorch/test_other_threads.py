@@ -1,8 +1,10 @@
 """Are Python threads that compute beside the training named, with the line at which they do?"""
 
+import gc
 import sys
 import threading
 import time
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -64,6 +66,22 @@ def test_the_thread_that_trains_is_none_and_neither_is_one_that_has_ended():
     spin()
     threads.look(threading.get_ident())
     assert not {"ended", threading.current_thread().name} & {one.name for one in threads.busy()}
+
+
+def test_looking_keeps_nothing_of_the_script_alive():
+    class Kept:
+        pass
+
+    def step():
+        held = Kept()
+        OtherThreads().look(threading.get_ident())
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert step()() is None
+    finally:
+        gc.enable()
 
 
 def test_the_interpreter_is_passed_on_sooner_and_then_as_the_script_has_it():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from flatout.frameworks.lever import ONLY_PROVED, Lever, ranks_of, typed, unfit_on_ranks
 from flatout.judge.diagnosis import Diagnosis
 from flatout.judge.remedies import MEASURED
-from flatout.judge.result import NOT_NAMED, Untried
+from flatout.judge.result import BRINGS, NOT_NAMED, Untried
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.plan import CLASSES, Candidate, allows
@@ -100,8 +100,8 @@ def space_of(
 
 def _known_to_bring(freed: Iterable[str], diagnosis: Diagnosis) -> str:
     remedies = {MEASURED[name][0] for name in freed}
-    ratio = max((bound.ratio for bound in diagnosis.bounds if bound.remedy in remedies), default=1.0)
-    return f"; measured to bring {ratio:.2f}x" if ratio >= WORTH_TRYING else ""
+    known = [bound for bound in diagnosis.bounds if bound.remedy in remedies and bound.low > 1]
+    return "".join(f"; {BRINGS} {bound.ratio:.2f}x" for bound in known[:1])
 
 
 def _on_ranks(lever: Lever, facts: Facts, choice: Choice) -> Facts:

@@ -16,22 +16,23 @@ from flatout.guest.tracebacks import HERE
 from flatout.records.facts import BusyThread
 
 BUSY = 0.2
-"""From this share of the time on a thread is no bystander."""
+"""From this share of a core on, or of what the process gets where others take the cores, a thread is no bystander."""
 
 
 class OtherThreads:
     """Looks at those that are there at the first look; of threads that start later nothing is known."""
 
     def __init__(self) -> None:
-        self._begun_s: float | None = None
+        self._begun_s = self._process_s = 0.0
         self._clocks: dict[threading.Thread, tuple[int, float]] = {}
         self._places: defaultdict[int | None, Counter[str]] = defaultdict(Counter)
 
     def look(self, training: int) -> None:
         """Note the line at which each is but the one that trains; what is ours is left out from then on."""
-        frames = sys._current_frames()
-        if self._begun_s is None:
-            self._begun_s = time.perf_counter()
+        # without our own, which would keep itself, and all that the script's frames hold, alive
+        frames = {ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()}
+        if not self._begun_s:
+            self._begun_s, self._process_s = time.perf_counter(), time.process_time()
             for thread in threading.enumerate():
                 if thread.ident is not None and thread.ident != training:
                     clock = time.pthread_getcpuclockid(thread.ident)
@@ -50,12 +51,14 @@ class OtherThreads:
     def busy(self) -> tuple[BusyThread, ...]:
         """Those that computed, the busiest first."""
         found: list[BusyThread] = []
+        took_s = max(time.perf_counter() - self._begun_s, 1e-9)
+        least = BUSY * min((time.process_time() - self._process_s) / took_s, 1.0)
         for thread, (clock, begun_s) in self._clocks.items():
             try:
-                share = (time.clock_gettime(clock) - begun_s) / (time.perf_counter() - (self._begun_s or 0.0))
+                share = (time.clock_gettime(clock) - begun_s) / took_s
             except OSError:  # it has ended
                 continue
-            if share >= BUSY and self._places[thread.ident]:
+            if share >= max(least, BUSY / 4) and self._places[thread.ident]:
                 (place, _), *_ = self._places[thread.ident].most_common(1)
                 found.append(BusyThread(name=thread.name, place=place, cpu_fraction=round(share, 3)))
         return tuple(sorted(found, key=lambda one: -one.cpu_fraction))
