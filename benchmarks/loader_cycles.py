@@ -27,7 +27,14 @@ from planted_faults import Photos, Rows, held_now, loader_of
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import engaged
 
-WORKERS = {"plain": (0, 2), "watched": (0, 2), "virtual_workers": (0, 2), "sample_store": (0, 2), "workers 0": (2,), "workers 2": (1,)}
+WORKERS = {
+    "plain": (0, 2),
+    "watched": (0, 2),
+    "virtual_workers": (0, 2),
+    "sample_store": (0, 2),
+    "workers 0": (2,),
+    "workers 2": (1,),
+}
 """How many the script asks for; 0 where not given."""
 
 COUNTED = ("descriptors", "threads", "processes", "shared")

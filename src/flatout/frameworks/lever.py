@@ -18,7 +18,7 @@ from flatout.records.plan import CLASSES, LeverClass
 from flatout.records.ranks import SHARDED_MODES, division
 from flatout.records.trace import PHASES, Levers, Setting
 
-#: When a lever can be engaged or released: between two steps, when a pass over the data begins, or only in a new process.
+#: When a lever can be engaged or released: between two steps, when a pass over the data begins, or in a new process.
 Toggles = Literal["step", "epoch", "process"]
 
 #: How the numerics of a lever are judged.
