@@ -362,6 +362,11 @@ class Bench:
             self.end()
             self._told_of_end()
 
+    @property
+    def starting_step_s(self) -> float:
+        """What starting the script again costs each step, where its runs are over before enough is measured."""
+        return (self.start_s or 0.0) / self.longest_run_steps if self.longest_run_steps else 0.0
+
     def _told_of_end(self) -> None:
         self._num_ends += 1
         if self._num_ends == MANY_ENDS:
