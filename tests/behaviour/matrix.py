@@ -86,9 +86,6 @@ DOCUMENTED = {
 """Aspects that a lever changes in the sight of the script, and why that is meant. On stderr more may be said, never
 less: compiling has Python forget which of the script's warnings were shown once."""
 
-RANDOM_ITEMS = {"workers": {"rows.py": re.compile("^bits after|^file "), "pictures.py": re.compile("^bits |^file ")}}
-"""Levers that are exact unless items draw random numbers, and which aspects of a script come after such items."""
-
 TRACES = {
     "hooks": ("<function Conductor._watch_end.<locals>.excepthook at 0x>", "<built-in function excepthook>"),
     "descriptors": (re.compile(r"^/.*/\.flatout/[^/]+/orders-run$"), None),
@@ -204,7 +201,6 @@ def run(script: str, end: str, levers, folder: Path, start=warm.run) -> Seen:
 def differences(plain: Seen, ours: Seen, levers) -> dict[str, tuple[object, object]]:
     """Aspects that differ and should not: what plain saw, what was seen under the levers."""
     exact = widest(levers) == "exact"
-    random = [RANDOM_ITEMS[name][ours.script] for name in levers if name in RANDOM_ITEMS]
     allowed = {aspect for name in levers for aspect in DOCUMENTED.get(name, ())}
     found = {}
     for aspect in plain.aspects.keys() | ours.aspects.keys():
@@ -216,8 +212,7 @@ def differences(plain: Seen, ours: Seen, levers) -> dict[str, tuple[object, obje
             or values[0] == without(values[1], *TRACES.get(what, (None, None)))
         ):
             continue
-        drawn = any(those.search(aspect) for those in random)
-        if not BITS.search(aspect) or (exact and not drawn) or "absent" in values:
+        if not BITS.search(aspect) or exact or "absent" in values:
             found[aspect] = values
     return found
 

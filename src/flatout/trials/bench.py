@@ -61,6 +61,8 @@ FAR_TOO_LONG = 4
 """A window that takes so many times as long as it was to ends there, and the next ones are made shorter."""
 
 MAX_RESTARTS = 200
+MANY_ENDS = 3
+"""After so many runs that were over it is said that they are short."""
 COMPILE_LIMIT_S = 240.0
 TOO_LONG = 4
 """What compiles for so many times as long as it is expected to take is given up."""
@@ -95,6 +97,7 @@ class Bench:
         self.start_s: float | None = None
         self._child: Child | None = None
         self._name, self._num_children = "", 0
+        self._num_ends = 0
         self._num_steps = 0
         """Steps that the child had made when it last answered."""
         self._process_levers: dict[str, Mapping[str, Setting]] = {}
@@ -264,6 +267,7 @@ class Bench:
         if end.finished:
             self.longest_run_steps = max(self.longest_run_steps or 0, end.num_steps)
             self._fit_into_a_run()
+            self._told_of_end()
             return
         self.unreleased = unreleased or self.unreleased
         if levers and set(levers) != {"free_data"}:
@@ -373,6 +377,19 @@ class Bench:
         longest = self.longest_run_steps
         if longest is not None and longest - self._num_steps < num_steps <= longest // 2:
             self.end()
+            self._told_of_end()
+
+    @property
+    def starting_step_s(self) -> float:
+        """What starting the script again costs each step, where its runs are over before enough is measured."""
+        return (self.start_s or 0.0) / self.longest_run_steps if self.longest_run_steps else 0.0
+
+    def _told_of_end(self) -> None:
+        self._num_ends += 1
+        if self._num_ends == MANY_ENDS:
+            self.warnings[
+                "one run of it is short, so it was started again and again: more epochs, and more is seen"
+            ] = None
 
     def resize_after(self, window: Window) -> bool:
         """Give windows other numbers of steps where this plain one came out far too short or long; whether that was so.
