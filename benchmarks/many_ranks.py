@@ -28,18 +28,15 @@ import torch
 from measuring import FLATOUT, HERE, PYTHON, quiet, ratio, timed, write
 
 SCRIPT = str(HERE / "scripts" / "ranked.py")
-MODES = ("replicate", "shard", "tensor", "tensor+sequence", "pipeline")
+MODES = ("replicate", "shard", "tensor", "pipeline")
 NOT_BY_HAND = (
     ("tensor", "convolutions"),
-    ("tensor+sequence", "transformer"),
     ("pipeline", "mlp"),
     ("pipeline", "convolutions"),
     ("pipeline", "transformer"),
 )
 """What no script by hand is written for: `parallelize_module` has no style for convolutions; a pipeline's schedule owns
 the loss, and is another script."""
-NOT_DIVIDED = (("tensor+sequence", "mlp"), ("tensor+sequence", "convolutions"))
-"""What a mode refuses: they have no sequences."""
 
 MODELS = ("mlp", "convolutions", "transformer")
 WARM = 20
@@ -75,7 +72,7 @@ def agreement(place: Path, modes: list[str]) -> list[dict[str, Any]]:
 def _agreement_of(kind: str, model: str, optimizer: str, place: Path, modes: list[str]) -> dict[str, Any]:
     words = [model, optimizer, "--steps", "200", *(["--smooth"] if kind == "smooth" else [])]
     runs = {"alone": [PYTHON, SCRIPT, *words], "control": [PYTHON, SCRIPT, *words, "--parts", "2"]}
-    runs |= {mode: ours(2, mode, *words) for mode in modes if (mode, model) not in NOT_DIVIDED}
+    runs |= {mode: ours(2, mode, *words) for mode in modes}
     files = {name: place / f"{kind}-{model}-{optimizer}-{name}.pt" for name in runs}
     for name, command in runs.items():
         done = timed([*command, "--save", str(files[name])], place, ENVIRONMENT)
@@ -88,7 +85,7 @@ def _agreement_of(kind: str, model: str, optimizer: str, place: Path, modes: lis
 
 def step(place: Path, rounds: int, modes: list[str]) -> list[dict[str, Any]]:
     """Step times, in turn: medians of whole runs are the samples."""
-    pairs = [(mode, model) for mode in modes for model in MODELS if (mode, model) not in NOT_DIVIDED]
+    pairs = [(mode, model) for mode in modes for model in MODELS]
     return [_steps_of(model, mode, place, rounds) for mode, model in pairs]
 
 

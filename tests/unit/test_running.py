@@ -320,6 +320,11 @@ def test_levers_that_cannot_be_meant_are_refused_in_three_parts(words, complaint
     assert complaint in caught.value.error and caught.value.cause and caught.value.hint
 
 
+def test_ranks_in_a_mode_that_there_is_not_are_refused():
+    with pytest.raises(UsageError, match="needs a word, not `2:sideways`"):
+        parse_levers(("ranks=2:sideways",), pytorch_levers.registry(), lambda: MACHINE)
+
+
 def test_zero_and_the_most_are_numbers():
     assert parse_levers(("workers=0", "threads=1024"), LEVERS, lambda: MACHINE) == {
         "workers": {"num": 0},

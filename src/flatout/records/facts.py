@@ -27,8 +27,6 @@ class ModelFacts:
     calls_per_step: float = 1.0
     num_repeated_blocks: int = 0
     """Parts that are the same again and again, such as the layers of a transformer."""
-    num_aligned_linears: int = 0
-    """Plain Linear layers whose dimensions are divisible by 16."""
     num_input_shapes: int = 1
     """How many different shapes its inputs had in the steps that were looked at."""
 

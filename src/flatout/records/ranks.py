@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -36,10 +37,7 @@ MEETING = "meeting-failed"
 REPLICATED_MODEL_MODES = ("replicate+tensor", "replicate+pipeline")
 """Combinations: groups of ranks, each of which computes a part of the batch as the second half of the name says."""
 
-SEQUENCE_MODE = "tensor+sequence"
-"""Ranks share layers by features, and the positions of sequences between them."""
-
-MODEL_MODES = ("tensor", SEQUENCE_MODE, "pipeline", *REPLICATED_MODEL_MODES)
+MODEL_MODES = ("tensor", "pipeline", *REPLICATED_MODEL_MODES)
 """Modes in which ranks compute one batch together, each its share of the model."""
 
 GROUPED_MODES = ("hybrid", *REPLICATED_MODEL_MODES)
@@ -58,7 +56,7 @@ BUCKETED_MODES = ("auto", "replicate", *REPLICATED_MODEL_MODES)
 SUMMING_MODES = (*BUCKETED_MODES, "shard", "hybrid")
 """Modes in which gradients are summed at all, but for few."""
 
-DIVISION = r"[1-9][0-9]{0,4}(:[a-z+]+)?"
+DIVISION = rf"[1-9][0-9]{{0,4}}(:({'|'.join(map(re.escape, MODES))}))?"
 """How ranks and their mode are written: `2:shard`, or `2` where the mode is to be chosen."""
 
 
@@ -76,7 +74,7 @@ def divisions(num_ranks: int) -> list[str]:
     """What is worth trying on up to so many ranks: all of them and halves, in each mode that differs from the others.
 
     >>> divisions(2)
-    ['2:replicate', '2:shard', '2:tensor', '2:tensor+sequence', '2:pipeline']
+    ['2:replicate', '2:shard', '2:tensor', '2:pipeline']
     >>> [one for one in divisions(6) if one.endswith(":replicate")]
     ['6:replicate', '3:replicate']
     """

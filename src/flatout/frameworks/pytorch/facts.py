@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from flatout.frameworks.lever import Lever
-from flatout.frameworks.pytorch.levers.float8 import is_aligned
 from flatout.frameworks.pytorch.observe.attention import allowed
 from flatout.frameworks.pytorch.observe.memory import memory_of_device
 from flatout.frameworks.pytorch.seams.blocks import BlockCall, repeated_blocks
@@ -80,7 +79,6 @@ def _model(call: OuterCall) -> ModelFacts:
         compiled=call.compiled_by_script or any(_compiled_by_script(m) for m in modules),
         calls_per_step=call.calls_per_step,
         num_repeated_blocks=sum(map(len, repeated_blocks(call.module))),
-        num_aligned_linears=sum(map(is_aligned, modules)),
         num_input_shapes=max(len(call.shapes), 1),
     )
 

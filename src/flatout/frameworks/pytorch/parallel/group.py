@@ -234,25 +234,6 @@ class Group:
             self.processes.allreduce([tensor]).wait()
         return tensor
 
-    def scatter_sum(self, rows: torch.Tensor, name: str) -> torch.Tensor:
-        """This rank's row of the sum over ranks: (world, ...) becomes (...).
-
-        Gloo's own way is the sum of all rows everywhere; so each rank sends the others their rows instead.
-        """
-        self.serve(rows.device)
-        rows = rows.detach().contiguous()
-        if rows.device.type == "cuda":
-            mine = rows.new_empty(rows.shape[1:])
-            self.keep(mine, rows)
-            with self.named(name):
-                self.processes._reduce_scatter_base(mine, rows).wait()
-            return mine
-        came = torch.empty_like(rows)
-        self.keep(came, rows)
-        with self.named(name):
-            self.processes.alltoall_base(came, rows, [], []).wait()
-        return came.sum(0)
-
     def broadcast(self, tensor: torch.Tensor, name: str, *, source: int = 0) -> torch.Tensor:
         """The tensor of rank `source`, in place."""
         self.serve(tensor.device)

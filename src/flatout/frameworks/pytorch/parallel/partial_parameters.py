@@ -7,7 +7,7 @@ parameters held in parts, whole ones where they are asked for.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -25,15 +25,14 @@ from flatout.frameworks.pytorch.parallel.stand_ins import StandIns, Swaps, refus
 class Parts(ParameterHolder):
     """The parameters of one module, parts of some of them; they are cut now, as `placements` says by their identity.
 
-    `partial`: those of the others whose gradients are sums over ranks: each computes with some of the model's layers
-    or positions. `are_alike`: whether all ranks compute with the same parameters, or parts of them, in each call.
+    `are_alike`: whether all ranks compute with the same parameters, or parts of them, in each call. Where not, each
+    computes with some of the model's layers, and gradients of those that are whole are sums over ranks.
     """
 
     def __init__(
-        self, module: nn.Module, group: Group, placements: Mapping[int, Placement], partial: Container[int], *,
-        are_alike: bool,
-    ) -> None:  # fmt: skip
-        self._group, self._partial, self._are_alike = group, partial, are_alike
+        self, module: nn.Module, group: Group, placements: Mapping[int, Placement], *, are_alike: bool
+    ) -> None:
+        self._group, self._are_alike = group, are_alike
         torch.clear_autocast_cache()  # it holds what was computed from parameters to find how they are divided
         for parameter in module.parameters():
             cut = placements.get(id(parameter))
@@ -122,18 +121,18 @@ class Parts(ParameterHolder):
         if not self._are_alike:
             used = self._group.anywhere(used, "which parameters were used")
         found: Found = [None] * len(mine)
-        partial: dict[int, torch.Tensor] = {}
+        whole: dict[int, torch.Tensor] = {}
         for place, (parameter, leaf, was) in enumerate(zip(self.parameters, leaves, used, strict=True)):
             if not (was and parameter.requires_grad):
                 continue
             grad = mine[place]
             part = torch.zeros_like(leaf) if grad is None else grad
             found[place] = become(part, parameter.placement) if isinstance(parameter, Sharded) else part
-            if not isinstance(parameter, Sharded) and id(parameter) in self._partial:
-                partial[place] = part
-        sums = summed_in_buckets([*partial.values()], self._group, "gradients of what ranks share")
-        for place, whole in zip(partial, sums, strict=True):
-            found[place] = whole
+            if not isinstance(parameter, Sharded) and not self._are_alike:
+                whole[place] = part
+        sums = summed_in_buckets([*whole.values()], self._group, "gradients of what ranks share")
+        for place, grad in zip(whole, sums, strict=True):
+            found[place] = grad
         return found
 
     def gradients(self, outputs: Tensors, gradients: Tensors, leaves: Leaves) -> Found:

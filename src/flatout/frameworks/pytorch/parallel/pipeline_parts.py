@@ -41,8 +41,7 @@ class PipelineParts(Parts):
     """The parameters of one module, on each rank those of its stage; they are dealt out now."""
 
     def __init__(self, module: nn.Module, group: Group, stage: Stage, placements: dict[int, Placement]) -> None:
-        every = {id(p) for p in module.parameters()}
-        super().__init__(module, group, placements, every, are_alike=False)
+        super().__init__(module, group, placements, are_alike=False)
         self.group, self.stage = group, stage
         self.line = Line(group, next(module.parameters()).device)
 

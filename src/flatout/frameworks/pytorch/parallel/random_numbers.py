@@ -164,10 +164,9 @@ class BatchRandom:
 
 
 @contextmanager
-def drawn_apart(rank: int, seed: int | None = None) -> Iterator[None]:
-    """Draws within are this rank's own. Without a seed they follow from where all ranks stand, which draw once more."""
-    if seed is None:
-        seed = int(torch.empty((), dtype=torch.int64).random_())
+def drawn_apart(rank: int) -> Iterator[None]:
+    """Draws within are this rank's own, and follow from where all ranks stand, which draw once more."""
+    seed = int(torch.empty((), dtype=torch.int64).random_())
     outside = TorchStates()
     torch.manual_seed((seed + 1_000_003 * (rank + 1)) % 2**63)
     try:

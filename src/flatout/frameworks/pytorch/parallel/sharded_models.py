@@ -26,7 +26,7 @@ from flatout.frameworks.pytorch.parallel.sharded_tensor import REPLICATE, Sharde
 from flatout.frameworks.pytorch.seams.calls import OuterCall
 from flatout.frameworks.pytorch.seams.patches import Patch
 from flatout.guest.c_library import c_library, environment_decides, why_not_glibc
-from flatout.records.ranks import GROUPED_MODES, MODEL_MODES, SEQUENCE_MODE, RankConfig, sharing_ranks
+from flatout.records.ranks import GROUPED_MODES, MODEL_MODES, RankConfig, sharing_ranks
 
 ELEMENTWISE = (
     "SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD",
@@ -196,8 +196,7 @@ class Sharding:
             else:
                 from flatout.frameworks.pytorch.parallel import tensor
 
-                positions = self._mode == SEQUENCE_MODE
-                parts = tensor.planned(division, args, kwargs, self._refuse, positions=positions)
+                parts = tensor.planned(division, args, kwargs, self._refuse)
             self._shards.append((division.module(), parts))
             return parts
 

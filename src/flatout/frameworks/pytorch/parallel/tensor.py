@@ -20,8 +20,6 @@ from flatout.frameworks.pytorch.parallel.partial_parameters import Parts
 from flatout.frameworks.pytorch.parallel.protocol import ForwardResult, Pass, Pattern
 from flatout.frameworks.pytorch.parallel.random_numbers import drawn_apart
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sequence_planning import SequencePlan
-from flatout.frameworks.pytorch.parallel.sequence_region import Region, partial_of
 from flatout.frameworks.pytorch.parallel.sharded_tensor import REPLICATE, Placement
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Layer
 from flatout.frameworks.pytorch.parallel.tensor_plan import TensorPlan, Watched, agrees
@@ -32,11 +30,10 @@ class TensorParts(Parts):
     """The parameters of one module, of each divided layer some features; they are cut now."""
 
     def __init__(
-        self, module: nn.Module, group: Group, layers: Sequence[Layer], regions: Sequence[Region],
-        placements: dict[int, Placement],
-    ) -> None:  # fmt: skip
-        super().__init__(module, group, placements, partial_of(regions, placements), are_alike=True)
-        self.engine = Computing(group, layers, regions)
+        self, module: nn.Module, group: Group, layers: Sequence[Layer], placements: dict[int, Placement]
+    ) -> None:
+        super().__init__(module, group, placements, are_alike=True)
+        self.engine = Computing(group, layers)
         self._draws_masks = False
         self._apart = functools.partial(drawn_apart, group.rank)
 
@@ -70,10 +67,8 @@ class TensorParts(Parts):
             self.engine.end()
 
 
-def planned(
-    division: ModelDivision, args: Any, kwargs: Any, refuse: Callable[[NotDivided], Any], *, positions: bool
-) -> TensorParts:
-    """Find how a model is divided by its first call, and take its parameters; `positions`: of sequences as well."""
+def planned(division: ModelDivision, args: Any, kwargs: Any, refuse: Callable[[NotDivided], Any]) -> TensorParts:
+    """Find how a model is divided by its first call, and take its parameters."""
     module, group = division.module(), division.sharing
     watched = Watched(module)
     with division.trial():
@@ -90,12 +85,4 @@ def planned(
             else "none of its layers is of a kind that can be divided by features",
             hint=f"`--mode shard` divides the memory of any model; or {REPLICATE}",
         )
-    regions = SequencePlan(division, watched, plan, layers, (args, kwargs), wanted).find() if positions else []
-    if positions and not regions:
-        raise NotDivided(
-            f"positions within `{division.name}` cannot be divided over ranks",
-            cause="no block of it is given a sequence that can be cut evenly, returns one of the same shape, and "
-            "gives the same in parts",
-            hint="`--mode tensor` divides its layers alone",
-        )
-    return TensorParts(module, group, layers, regions, plan.placements(layers))
+    return TensorParts(module, group, layers, plan.placements(layers))

@@ -1,22 +1,19 @@
-"""What do ranks exchange that each compute some features of a layer, or some positions between such layers?
+"""What do ranks exchange that each compute some features of a layer?
 
 Each function is one node of a call's graph; its way back is the other's way forward. In: tensors that are the same on
 all ranks, or parts of one. Out: the other.
 
-Source: Shoeybi et al., arXiv 1909.08053, section 3 (`f` and `g`); for positions Korthikanti et al., arXiv 2205.05198,
-section 4.2.2.
+Source: Shoeybi et al., arXiv 1909.08053, section 3 (`f` and `g`).
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from flatout.frameworks.pytorch.parallel.group import Group, lengthened
+from flatout.frameworks.pytorch.parallel.group import Group
 
 Way = Callable[[torch.Tensor], torch.Tensor]
 
@@ -51,41 +48,12 @@ def summed(part: torch.Tensor, group: Group) -> torch.Tensor:
     return _made(part, lambda x: _summed(x, group, "sum of a divided layer"), lambda grad: grad)
 
 
-def joined(
-    part: torch.Tensor, group: Group, edges: Sequence[int], dim: int, name: str = "features of a divided layer"
-) -> torch.Tensor:
-    """Ranks have a piece each of what all are to have, features or positions; all ranks go on with it alike."""
-    return _made(part, lambda x: group.joined(x, edges, dim, name), lambda grad: _piece(grad, group, edges, dim))
-
-
-def cut(whole: torch.Tensor, group: Group, edges: Sequence[int], dim: int) -> torch.Tensor:
-    """What is the same on all ranks enters layers of which each rank computes a piece of the positions."""
-    back = functools.partial(group.joined, edges=edges, dim=dim, name="gradients of positions")
-    return _made(whole, lambda x: _piece(x, group, edges, dim).contiguous(), back)
-
-
-def gathered(part: torch.Tensor, group: Group, edges: Sequence[int], dim: int) -> torch.Tensor:
-    """Pieces of positions enter layers of which each rank has some features, whose gradients are summed."""
-    there = functools.partial(group.joined, edges=edges, dim=dim, name="positions for a divided layer")
-    return _made(part, there, lambda grad: _summed_piece(grad, group, edges, dim, "gradient of a divided layer"))
-
-
-def scattered(part: torch.Tensor, group: Group, edges: Sequence[int], dim: int) -> torch.Tensor:
-    """Ranks have computed with some of the features each: the sum of what they found, for this rank's positions."""
-    back = functools.partial(group.joined, edges=edges, dim=dim, name="gradients of positions")
-    return _made(part, lambda x: _summed_piece(x, group, edges, dim, "sum of a divided layer"), back)
+def joined(part: torch.Tensor, group: Group, edges: Sequence[int], dim: int) -> torch.Tensor:
+    """Ranks have some of the features each that all are to have; all ranks go on with them alike."""
+    rank, name = group.rank, "features of a divided layer"
+    mine = edges[rank], edges[rank + 1] - edges[rank]
+    return _made(part, lambda x: group.joined(x, edges, dim, name), lambda grad: grad.narrow(dim, *mine))
 
 
 def _summed(tensor: torch.Tensor, group: Group, name: str) -> torch.Tensor:
     return group.sum(tensor.clone(memory_format=torch.contiguous_format), name)
-
-
-def _piece(whole: torch.Tensor, group: Group, edges: Sequence[int], dim: int) -> torch.Tensor:
-    return whole.narrow(dim, edges[group.rank], edges[group.rank + 1] - edges[group.rank])
-
-
-def _summed_piece(whole: torch.Tensor, group: Group, edges: Sequence[int], dim: int, name: str) -> torch.Tensor:
-    """This rank's piece, along a dimension, of the sum over ranks."""
-    sizes = [high - low for low, high in itertools.pairwise(edges)]
-    rows = torch.stack([lengthened(one, max(sizes), dim) for one in whole.split(sizes, dim)])
-    return group.scatter_sum(rows, name).narrow(dim, 0, sizes[group.rank])

@@ -21,7 +21,6 @@ from flatout.frameworks.pytorch.parallel import tensor_exchanges
 from flatout.frameworks.pytorch.parallel.cuts import bounds
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.module_calls import without_fast_path
-from flatout.frameworks.pytorch.parallel.sequence_region import Region
 
 Kind = Literal["joined", "vocabulary", "columns", "row", "heads"]
 
@@ -36,8 +35,6 @@ class Layer:
     """So many equal blocks make up its outputs (queries, keys and values)."""
     attributes: list[tuple[nn.Module, str, int]] = field(default_factory=list)
     """What other modules are told meanwhile: a module, the name of an attribute, its value on a rank."""
-    scope: nn.Module | None = None
-    """Which module calls it together with others; None for a layer by itself."""
 
     @property
     def cuts(self) -> list[tuple[nn.Parameter, int, int]]:
@@ -68,10 +65,10 @@ def replaced(given: Iterable[tuple[nn.Module, str, Any]]) -> Iterator[None]:
 
 
 class Computing:
-    """Computes layers that are divided by features, in blocks whose positions are divided or elsewhere."""
+    """Computes layers that are divided by features."""
 
-    def __init__(self, group: Group, layers: Sequence[Layer], regions: Sequence[Region] = ()) -> None:
-        self._group, self._regions = group, regions
+    def __init__(self, group: Group, layers: Sequence[Layer]) -> None:
+        self._group = group
         self.draws: Callable[[], AbstractContextManager[None]] = nullcontext
         """Entered where masks are drawn for some features."""
         self._drawing: AbstractContextManager[None] | None = None
@@ -80,10 +77,9 @@ class Computing:
             "joined": self._joined, "vocabulary": self._vocabulary, "columns": self._columns, "row": self._row,
             "heads": self._heads,
         }  # fmt: skip
-        forwards = [(layer.module, make[layer.kind](layer.module)) for layer in layers]
-        for region in regions:
-            forwards += region.forwards(lambda: self.draws())
-        self._replaced: list[tuple[nn.Module, str, Any]] = [(module, "forward", new) for module, new in forwards]
+        self._replaced: list[tuple[nn.Module, str, Any]] = [
+            (layer.module, "forward", make[layer.kind](layer.module)) for layer in layers
+        ]
         self._replaced += [one for layer in layers for one in layer.attributes]
 
     @contextmanager
@@ -99,12 +95,6 @@ class Computing:
         """A call is over."""
         self._leave()
         self._entered = None
-        for region in self._regions:
-            region.end()
-
-    def _region(self, module: nn.Module) -> Region | None:
-        """The blocks with divided positions that a layer is in."""
-        return next((region for region in self._regions if module in region), None)
 
     def _enter(self, x: torch.Tensor) -> torch.Tensor:
         """Layers that get the same input, one after the other, sum its gradients once."""
@@ -118,14 +108,11 @@ class Computing:
             drawing.__exit__(None, None, None)
 
     def _joined(self, module: Any) -> Callable[..., Any]:
-        region, edges = self._region(module), bounds(module.out_features, self._group.world)
+        edges = bounds(module.out_features, self._group.world)
 
         def joined(x: torch.Tensor) -> torch.Tensor:
-            part = F.linear(
-                self._enter(x) if region is None else region.gathered(module, x), module.weight, module.bias
-            )
-            found = tensor_exchanges.joined(part, self._group, edges, x.dim() - 1)
-            return found if region is None else region.cut(found)
+            part = F.linear(self._enter(x), module.weight, module.bias)
+            return tensor_exchanges.joined(part, self._group, edges, x.dim() - 1)
 
         return joined
 
@@ -144,11 +131,7 @@ class Computing:
         return vocabulary
 
     def _columns(self, module: Any) -> Callable[..., Any]:
-        region = self._region(module)
-
         def columns(x: torch.Tensor) -> torch.Tensor:
-            if region is not None:
-                return F.linear(region.gathered(module, x), module.weight, module.bias)
             part = F.linear(self._enter(x), module.weight, module.bias)
             if self._drawing is None:
                 self._drawing = self.draws()
@@ -158,38 +141,27 @@ class Computing:
         return columns
 
     def _row(self, module: Any) -> Callable[..., Any]:
-        region = self._region(module)
-
         def row(x: torch.Tensor) -> torch.Tensor:
             self._leave()
-            found = self._summed(F.linear(x, module.weight), region)
+            found = tensor_exchanges.summed(F.linear(x, module.weight), self._group)
             return found if module.bias is None else found + module.bias
 
         return row
 
-    def _summed(self, part: torch.Tensor, region: Region | None) -> torch.Tensor:
-        """What all ranks' features give."""
-        return tensor_exchanges.summed(part, self._group) if region is None else region.summed(part)
-
     def _heads(self, module: Any) -> Callable[..., Any]:
-        region = self._region(module)
-        enter = self._enter if region is None else lambda x: x
-
         def heads(  # noqa: PLR0913  as PyTorch's
             query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_padding_mask: Any = None,
             need_weights: bool = True, attn_mask: Any = None, average_attn_weights: bool = True,
             is_causal: bool = False,
         ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
             given: tuple[torch.Tensor, ...] = (query, key, value)
-            if region is not None:
-                given = query, key, value = region.gathered(module, given)
             if query.dim() != 3:
                 raise ValueError("attention of a sequence without a batch is not divided")
             is_of_one = key is query is value
             if not module.batch_first:
                 given = (query.transpose(0, 1),) * 3 if is_of_one else tuple(one.transpose(0, 1) for one in given)
             num = module.num_heads // self._group.world
-            q, k, v = _projected(module, given, num, enter)
+            q, k, v = _projected(module, given, num, self._enter)
             mask = _mask(key_padding_mask, attn_mask, q, k, self._group.rank)
             rate = module.dropout if module.training else 0.0
             with self.draws():
@@ -202,7 +174,7 @@ class Computing:
                     mixed = F.scaled_dot_product_attention(q, k, v, mask, rate, causal)
             out = module.out_proj
             part = F.linear(mixed.transpose(1, 2).flatten(2), out.weight)
-            found = self._summed(part if module.batch_first else part.transpose(0, 1), region)
+            found = tensor_exchanges.summed(part if module.batch_first else part.transpose(0, 1), self._group)
             found = found if out.bias is None else found + out.bias
             if not need_weights:
                 return found, None

@@ -8,7 +8,6 @@ layers, and how their parameters are cut.
 
 from __future__ import annotations
 
-import functools
 import numbers
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -22,9 +21,7 @@ from flatout.frameworks.pytorch.parallel import assembly
 from flatout.frameworks.pytorch.parallel.cuts import bounds
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
 from flatout.frameworks.pytorch.parallel.module_calls import CallRecord, Timeline
-from flatout.frameworks.pytorch.parallel.random_numbers import drawn_apart
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
-from flatout.frameworks.pytorch.parallel.sequence_region import Region
 from flatout.frameworks.pytorch.parallel.sharded_tensor import Placement, can_be_cut, part_of
 from flatout.frameworks.pytorch.parallel.stand_ins import Swaps, stand_in
 from flatout.frameworks.pytorch.parallel.tensor_layers import Computing, Kind, Layer, replaced
@@ -45,8 +42,6 @@ class Watched:
         """Inputs (positional, named) and what was returned, of modules that were called once."""
         self.outputs: dict[int, list[torch.Tensor]] = {}
         """What linear layers returned, each call."""
-        self.inputs: dict[int, torch.Size] = {}
-        """The shape of what linear layers were given first."""
         self.read_outside: set[int] = set()
         """Parameters that are used while another module than their own computes."""
         self.numbers = {id(p): number for number, p in enumerate(module.parameters())}
@@ -62,8 +57,6 @@ class Watched:
             which, given, returned = id(call.module), call.inputs, call.value
             if isinstance(call.module, nn.Linear):
                 self.outputs.setdefault(which, []).append(returned.detach())
-                if given[0]:
-                    self.inputs.setdefault(which, given[0][0].shape)
             elif nums[which] == 1 and any(isinstance(one, nn.Linear) for one in call.module.modules()):
                 self.calls[which] = map_tensors(torch.Tensor.detach, (*given, returned))
         for part in self.module.modules():
@@ -82,9 +75,6 @@ LEAST_SHARE = 0.01
 LEAST_PRODUCTS = 32
 """A layer by itself is worth an exchange from so many products for each feature that is exchanged, where others are
 divided at all: about where a core's 20 GFLOP/s and 1 GB/s between processes break even, three products in a step."""
-
-SEED = 7
-"""Of what is drawn while a division is tried."""
 
 Told = tuple[nn.Module, str, int]
 """A module, the name of an attribute of it, its value on one rank."""
@@ -174,7 +164,7 @@ class TensorPlan:
         found = next((told for told in every if self._holds(scope, columns, row, blocks, told)), None)
         if found is None:
             return False
-        made = [Layer(one, "columns", blocks, scope=scope) for one in columns] + [Layer(row, "row", scope=scope)]
+        made = [Layer(one, "columns", blocks) for one in columns] + [Layer(row, "row")]
         made[0].attributes = found
         self.together += made
         return True
@@ -238,18 +228,12 @@ def _products(layer: Layer) -> float:
 
 
 def agrees(
-    division: Division, plan: TensorPlan, layers: Sequence[Layer], call: Any, wanted: Sequence[torch.Tensor],
-    regions: Sequence[Region] = (),
+    division: Division, plan: TensorPlan, layers: Sequence[Layer], call: Any, wanted: Sequence[torch.Tensor]
 ) -> bool:  # fmt: skip
-    """Whether layers and positions divided so give what a call gave, on all ranks; no parameter moves.
-
-    Noise of a model's own is another one on each rank within a region, and so found out.
-    """
+    """Whether layers divided so give what a call gave, on all ranks; no parameter moves."""
     cuts, group = plan.placements(layers), plan.group
     parts = {id(p): stand_in(cuts[id(p)].mine(p)) for p in division.module().parameters() if id(p) in cuts}
-    engine = Computing(group, layers, regions)
-    if regions:
-        engine.draws = functools.partial(drawn_apart, group.rank, SEED)
+    engine = Computing(group, layers)
     args, kwargs = call
     same = False
     try:
