@@ -78,7 +78,7 @@ class Step(NamedTuple):
 
     Attributes:
         ended_s: When, by `time.perf_counter`.
-        phases: Its seconds by phase, where phases are observed.
+        phases: Its seconds by phase, where phases are observed; else of what lies before it outside training alone.
         outside_s: Seconds before its end that lay outside training: evaluation, a checkpoint.
     """
 
