@@ -228,7 +228,7 @@ class Endless(IterableDataset):
         ({"sampler": RandomSampler(range(NUM), generator=torch.Generator())}, "a generator of the script's"),
         ({"num_workers": 1}, "has workers"),
     ],
-    ids=str,
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else value,
 )
 def test_an_order_that_would_be_asked_or_moved_early_is_refused_by_name(changes, why):
     loader = loader_of("crop", **{"shuffle": False, **changes})
