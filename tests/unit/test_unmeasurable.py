@@ -239,6 +239,8 @@ def test_a_window_that_the_end_of_the_script_cut_is_measured_in_its_next_run_and
         assert one.window(levers, purpose="trial", skip=2).levers == levers
     assert notes == ["start", 30, 30, "start", 20, 20], "of windows that fit into it four times"
     assert one.longest_run_steps == 80 and not one.warnings
+    one.start_s = 4.0
+    assert one.starting_step_s == 0.05, "so much longer does each step take where its runs are so short"
     one.window({}, purpose="trial", skip=2)
     one.window({}, purpose="trial", skip=2)
     assert notes[-4:] == [20, "end", "start", 20], "it does not wait for the end of a run that has no room for it"
