@@ -61,7 +61,7 @@ def view(result: Result) -> View:
             Section(name="measured", items=(_ceilings(result), verdict.baseline(result, on="screen"))),
             _step(result),
             _bounds(result),
-            _time(result, dots),
+            _time(dots),
             *([_tried(result)] if tuned else []),
             _roof(result),
             _numerics(result),
@@ -213,7 +213,7 @@ def _bounds(result: Result) -> Section:
 # -- the other sections ------------------------------------------------------------------------------------------------
 
 
-def _time(result: Result, dots: tuple[thinned.Dot, ...]) -> Section:
+def _time(dots: tuple[thinned.Dot, ...]) -> Section:
     drawing = figures.timeline(dots)
     if drawing is None:
         return Section(name="time")
