@@ -26,7 +26,7 @@ from flatout.frameworks.pytorch.levers import registry
 from flatout.judge import stats
 from flatout.machine.read import read_machine
 from flatout.run.choice import parse_levers
-from input_workloads import IMAGES, SMALL, copied, jpegs, left_alone, tensors
+from input_workloads import AHEAD, IMAGES, SMALL, copied, jpegs, left_alone, tensors
 from measuring import ROOT, SHARED, quiet, ratio, write
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -196,6 +196,36 @@ def measure_images(name: str, rounds: int, folder: Path) -> None:
     write(f"input_{name}", account(sides.measured(rounds), len(make(0).dataset), pairs))
 
 
+def measure_ahead(name: str, rounds: int, folder: Path) -> None:
+    """`ahead` against PyTorch without workers and with two: alone, and beside a step that is as long as a fetch."""
+
+    def make(num_workers: int) -> DataLoader[Any]:
+        return AHEAD[name](num_workers, folder)
+
+    num, levers = 2, named("ahead=2")
+    agree(make, 0, levers)
+    quiet()
+    sides = Sides(make, {"plain": (0, None), "two_workers": (2, None), "ahead": (0, levers)})
+    sides.num_passes = 1
+    print(name, flush=True)
+    pairs = {"over_plain": ("plain", 0, "ahead"), "over_two_workers": ("two_workers", 0, "ahead")}
+    result = {"processes": num, **account(sides.measured(rounds), len(make(0).dataset), pairs)}
+    step, took = working_step(), dict[str, list[list[float]]]()
+    for number in range(rounds):
+        order = ["plain", "ahead", "free_data", "two_workers"]
+        for side in order if number % 2 == 0 else order[::-1]:
+            with engaged(levers if side == "ahead" else None):
+                loader: Any = make(2 if side == "two_workers" else 0)
+                batches = [next(iter(loader))] * len(loader) if side == "free_data" else loader
+                begun_s = time.perf_counter()
+                for _ in batches:
+                    step()
+                took.setdefault(side, [[]])[0].append(time.perf_counter() - begun_s)
+    pairs = {f"beside_a_step_{side}": ("plain", 0, side) for side in ("ahead", "two_workers", "free_data")}
+    beside = account(took, len(make(0).dataset), pairs)
+    write(f"input_{name}", {**result, "step_s": STEP_S, "beside": beside})
+
+
 def measure_cost(rounds: int) -> None:
     """What a script pays that computes for `STEP_S` in each step: left alone by all levers, and computed at once."""
     for name, make in (("left_alone", left_alone), ("tensors", tensors)):
@@ -230,7 +260,7 @@ def fetches_s(loader: DataLoader[Any], step: Callable[[], None], num: int) -> li
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("cases", nargs="*", default=[*SMALL, *IMAGES, "cost"])
+    parser.add_argument("cases", nargs="*", default=[*SMALL, *IMAGES, *AHEAD, "cost"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--photographs", type=Path, default=SHARED / "imagenet-sample", help="a folder of JPEGs")
     arguments = parser.parse_args()
@@ -242,6 +272,8 @@ def main() -> None:
         for name in arguments.cases:
             if name == "cost":
                 measure_cost(arguments.rounds)
+            elif name in AHEAD:
+                measure_ahead(name, arguments.rounds, Path(folder))
             elif name in IMAGES:
                 measure_images(name, arguments.rounds, Path(folder))
             else:

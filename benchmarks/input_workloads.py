@@ -68,6 +68,33 @@ class Photographs(Dataset):
         return self.transform(image), index
 
 
+class Cropped(Photographs):
+    """The same under Resize, RandomCrop and a flip: every item draws as many random numbers."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        transforms = torchvision().transforms
+        self.transform = transforms.Compose([
+            transforms.Resize(256), transforms.RandomCrop(224), transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(), transforms.Normalize(resnet_folder.MEAN, resnet_folder.STD),
+        ])  # fmt: skip
+
+
+class Waves(Dataset):
+    """Sequences that NumPy computes in each item, as in public scripts about sensors and sound."""
+
+    def __init__(self) -> None:
+        self.x = np.random.default_rng(0).normal(size=(1024, 2048)).astype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        wave = np.convolve(self.x[index], np.hanning(33), mode="same") + 0.1 * np.random.standard_normal(2048)
+        spectrum = np.abs(np.fft.rfft(wave))[:512]
+        return torch.from_numpy(np.log1p(spectrum).astype(np.float32)), index % 5
+
+
 def jpegs(folder: Path) -> list[Path]:
     """The photographs of a folder."""
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
@@ -153,6 +180,16 @@ def own_photographs(num_workers: int, folder: Path) -> DataLoader[Any]:
     return DataLoader(dataset, batch_size=32, shuffle=True, num_workers=num_workers)
 
 
+def cropped(num_workers: int, folder: Path) -> DataLoader[Any]:
+    """Resize, RandomCrop, flip, ToTensor, Normalize of torchvision, batch 32."""
+    return DataLoader(Cropped(folder), batch_size=32, shuffle=True, num_workers=num_workers)
+
+
+def waves(num_workers: int, folder: Path) -> DataLoader[Any]:
+    """Noise and a spectrum by NumPy, batch 32; the folder is of no use to it."""
+    return DataLoader(Waves(), batch_size=32, shuffle=True, num_workers=num_workers)
+
+
 @dataclass(frozen=True)
 class Small:
     """Small items: what the figure is, and the workers of the script that it is about."""
@@ -173,3 +210,4 @@ IMAGES: dict[str, Callable[[int, Path], DataLoader[Any]]] = {
     "photographs": photographs,
     "own_photographs": own_photographs,
 }
+AHEAD: dict[str, Callable[[int, Path], DataLoader[Any]]] = {"ahead_cropped": cropped, "ahead_waves": waves}

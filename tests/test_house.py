@@ -360,7 +360,6 @@ OTHER_MEANINGS = {
     ("records/ceilings.py", "bf16"): "a processor's feature",
     ("machine/read.py", "bf16"): "a processor's feature",
     ("judge/activity.py", "workers"): "a kind of sample",
-    ("records/stacks.py", "workers"): "a kind of sample",
     ("judge/contrast.py", "threads"): "the number of threads",
     ("report/tuning.py", "threads"): "the number of threads",
 }

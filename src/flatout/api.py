@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from flatout.judge.result import Result
     from flatout.records.ceilings import Ceilings
     from flatout.records.trace import Levers
-    from flatout.report.levers import LeverRow
     from flatout.run.controller import Learner
     from flatout.trials.levers import describe_levers
     from flatout.trials.prove import ProveRequest
@@ -49,11 +48,8 @@ if TYPE_CHECKING:
 #: What only measuring needs is loaded when it is asked for: `run` starts a script, and the script is waiting.
 _MEASURING = {
     "Choice": "flatout.trials.search.space",
-    "LeverRow": "flatout.report.levers",
-    "Conduct": "flatout.trials.conduct",
     "Goal": "flatout.trials.terms",
     "ProveRequest": "flatout.trials.prove",
-    "Result": "flatout.judge.result",
     "Show": "flatout.trials.terms",
     "Terms": "flatout.trials.terms",
     "describe_levers": "flatout.trials.levers",
@@ -364,7 +360,6 @@ __all__ = [
     "Choice",
     "Exported",
     "Goal",
-    "LeverRow",
     "ProveRequest",
     "Ran",
     "RunRequest",

@@ -59,6 +59,7 @@ DOCUMENTED = {
     "workers": dict.fromkeys(
         ("children", "threads", "signals", "logging", "loader"), "PyTorch starts workers, as it does for any script"
     ),
+    "switch_interval": {"tracing": "what it sets"},
     "ahead": dict.fromkeys(("children", "threads", "signals", "logging"), "PyTorch starts the processes as workers"),
     "numa": {
         "affinity": "what it sets",

@@ -139,7 +139,7 @@ def test_between_two_passes_a_child_has_a_limit_of_its_own(launched):
     code = READY + 'open(session["orders"]).readline()\nsay(kind="pass_end", num_steps=5)\ntime.sleep(1)\n'
     with Child(launched(code + 'say(kind="ready", order=0, num_steps=6)\ntime.sleep(60)')) as child:
         child.ready(20.0)
-        assert child.ask(0.2, pause_s=20.0, kind="release")[-1].num_steps == 6
+        assert child.ask(0.2, None, 20.0, kind="release")[-1].num_steps == 6
     with Child(launched(code)) as child:
         child.ready(20.0)
         with pytest.raises(Ended) as ended:

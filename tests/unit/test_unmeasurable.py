@@ -104,7 +104,7 @@ class Ending:
     def __init__(self, *ways):
         self.ways, self.records = list(ways), []
 
-    def ask(self, limit_s, wait, **what):
+    def ask(self, limit_s, wait, pause_s=0.0, /, **what):
         way = self.ways.pop(0) if len(self.ways) > 1 else self.ways[0]
         stays = Failure(stage="release", error="NotReleased", message="bf16: KeyError: 'gone'\nmore of it")
         self.records = [stays] if way == "unreleased" else []
@@ -160,7 +160,7 @@ class Standing:
     def ready(self, limit_s, wait):
         return self.records
 
-    def ask(self, limit_s, wait, **what):
+    def ask(self, limit_s, wait, pause_s=0.0, /, **what):
         return self.records
 
     def end(self):
@@ -205,7 +205,7 @@ class Short:
         self.num_left, self.num_steps, self.notes, self.records = num_steps, 6, notes, []
         notes.append("start")
 
-    def ask(self, limit_s, wait, *, kind, pause_s, levers, num_steps=1, skip_steps=0, purpose="", **what):
+    def ask(self, limit_s, wait, pause_s=0.0, /, *, kind, levers, num_steps=1, skip_steps=0, purpose="", **what):
         self.num_steps += num_steps + skip_steps
         if self.num_steps > self.num_left:
             raise Ended(exit_code=0, finished=True, trained=True, num_steps=self.num_left)

@@ -6,6 +6,7 @@ In: exceptions. Out: `Failure` records. Imported in the user's process: standard
 from __future__ import annotations
 
 import os
+import traceback
 
 from flatout.guest.tracebacks import HERE
 from flatout.records.trace import Failure
@@ -36,21 +37,16 @@ def _own_place(problem: BaseException) -> str:
     """File and line where the script's own code was when it was raised; what is installed is not the script's own."""
     if isinstance(problem, SyntaxError) and problem.filename and problem.lineno:
         return f"{os.path.abspath(problem.filename)}:{problem.lineno}"
-    found, traceback = "", problem.__traceback__
-    while traceback is not None:
-        name = traceback.tb_frame.f_code.co_filename
+    found = ""
+    for frame, line in traceback.walk_tb(problem.__traceback__):
+        name = frame.f_code.co_filename
         installed = name.startswith((HERE, _LIBRARY, "<")) or f"{os.sep}site-packages{os.sep}" in name
         if not installed and f"{os.sep}dist-packages{os.sep}" not in name:
-            found = f"{os.path.abspath(name)}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
+            found = f"{os.path.abspath(name)}:{line}"
     return found
 
 
 def _place(problem: BaseException) -> str:
     """Where an exception was raised, for one that says nothing."""
-    traceback = problem.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    if traceback is None:
-        return ""
-    return f"line {traceback.tb_lineno} of `{os.path.basename(traceback.tb_frame.f_code.co_filename)}`"
+    places = [*traceback.walk_tb(problem.__traceback__)]
+    return f"line {places[-1][1]} of `{os.path.basename(places[-1][0].f_code.co_filename)}`" if places else ""

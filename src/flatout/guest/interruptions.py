@@ -7,6 +7,7 @@ whether it is one. Imported in the user's process: standard library only.
 from __future__ import annotations
 
 import signal
+import traceback
 from types import CodeType, FunctionType, MethodType
 
 
@@ -31,12 +32,8 @@ def let_through(problem: BaseException) -> None:
 
 def raised_by_handler(problem: BaseException) -> bool:
     """Whether an error came out of a handler of the script's (a time limit, an end that was asked for)."""
-    codes, traceback = _handlers(), problem.__traceback__
-    while traceback is not None and codes:
-        if traceback.tb_frame.f_code in codes:
-            return True
-        traceback = traceback.tb_next
-    return False
+    codes = _handlers()
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(problem.__traceback__))
 
 
 def _handlers() -> set[CodeType]:

@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: Kinds of code that a sample may fall into; `code` is whatever is none of the others.
-KINDS = ("decode", "collate", "workers", "queue", "output", "code")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackRow:
@@ -58,6 +55,6 @@ class Stacks:
     levers: Mapping[str, Mapping[str, str | int | float | bool]] = field(default_factory=dict)
     order: int = -1
 
-    def wall_of(self, phase: str, kind: str | None = None) -> float:
-        """Seconds of a phase, or of one kind of code in it."""
-        return sum(r.wall_s for r in self.rows if r.phase == phase and kind in (None, r.kind))
+    def wall_of(self, phase: str) -> float:
+        """Seconds of a phase."""
+        return sum(r.wall_s for r in self.rows if r.phase == phase)

@@ -116,13 +116,3 @@ def shown(
 def folded(found: Table, words: str) -> Table:
     """The same table, which the page shows when it is asked for."""
     return replace(found, fold=words)
-
-
-def milliseconds(value_s: float | None) -> str:
-    """A raw sample: all of its digits that mean something.
-
-    >>> milliseconds(0.00432912), milliseconds(None)
-    ('4.3291 ms', 'not measured')
-    """
-    finite = value_s is not None and value_s - value_s == 0
-    return f"{1e3 * value_s:,.4f} ms" if value_s is not None and finite else "not measured"

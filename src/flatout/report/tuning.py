@@ -64,7 +64,7 @@ def view(result: Result) -> View:
             ),
             _step(result),
             _bounds(result),
-            _time(result, dots),
+            _time(dots),
             *([_tried(result)] if tuned else []),
             _roof(result),
             _numerics(result),
@@ -225,7 +225,7 @@ def _bounds(result: Result) -> Section:
 # -- the other sections ------------------------------------------------------------------------------------------------
 
 
-def _time(result: Result, dots: tuple[thinned.Dot, ...]) -> Section:
+def _time(dots: tuple[thinned.Dot, ...]) -> Section:
     drawing = figures.timeline(dots)
     if drawing is None:
         return Section(name="time")

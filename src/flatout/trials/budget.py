@@ -16,6 +16,7 @@ from flatout.errors import Inconclusive
 from flatout.frameworks.lever import Lever
 from flatout.records.facts import Facts
 from flatout.records.plan import Candidate, Trial
+from flatout.records.trace import Levers
 
 Defaults = tuple[tuple[float, float], ...]
 TUNE_DEFAULTS_S: Defaults = ((1.0, 300.0), (0.2, 180.0), (0.0, 120.0))
@@ -134,6 +135,11 @@ class Size:
         fitting = min(max(run_steps // 4, 1), self.num_steps)
         whole = fitting - fitting % self.epoch_steps if self.epoch_steps else 0
         return replace(self, num_steps=whole or fitting, epoch_steps=self.epoch_steps if whole else 0)
+
+    def skipped(self, before: Levers, levers: Levers, known: Mapping[str, Lever]) -> int:
+        """Steps after a change that are not measured: more where a loader starts over for it."""
+        changed = [name for name in {*before, *levers} if before.get(name) != levers.get(name) and name in known]
+        return self.loader_skip_steps if any(known[n].toggles == "epoch" for n in changed) else self.skip_steps
 
 
 def size_for(step_s: float, epoch_steps: int | None, outside_s: float = 0.0) -> Size:

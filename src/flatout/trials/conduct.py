@@ -143,11 +143,10 @@ class Conduct:
     def _pair_s(self, levers: Levers) -> float:
         """Seconds that a pair of windows takes."""
         size = self.bench.size
-        by_epoch = any(self.levers[name].toggles == "epoch" for name in levers)
-        skip_steps = size.loader_skip_steps if by_epoch else size.skip_steps
         if self._starts_anew(levers):
             return self.starts.pair_s(levers, self.bench.step_guess_s)
-        pair_s = 2 * (size.num_steps + skip_steps) * (self.bench.step_guess_s + self.bench.starting_step_s)
+        num_steps = size.num_steps + size.skipped({}, levers, self.levers)
+        pair_s = 2 * num_steps * (self.bench.step_guess_s + self.bench.starting_step_s)
         if self._apart(levers):
             pair_s += 2 * (self.bench.start_s or 3.0) + 2 * self._process_steps() * self.bench.step_guess_s
         return pair_s

@@ -62,10 +62,8 @@ def screened(bench: Bench, space: Space, judge: Judge, stage: Callable[[str], No
 
 
 def _window(bench: Bench, levers: Levers, before: Levers) -> Answer:
-    changed = [name for name in {**before, **levers} if before.get(name) != levers.get(name)]
     size = bench.size.stretched(bench.lots.uniform(1 - paired.STRETCH, 1 + paired.STRETCH))
-    by_epoch = any(bench.levers[name].toggles == "epoch" for name in changed)
-    skip = size.loader_skip_steps if by_epoch else size.skip_steps
+    skip = size.skipped(before, levers, bench.levers)
     bench.unreleased = ""
     purpose = "trial" if levers else "baseline"
     try:

@@ -52,9 +52,7 @@ def measure(bench: Bench, levers: Levers, extent: Extent, *, purpose: str, basel
 def _read(bench: Bench, pairs: Pairs, turn: Turn, sides: tuple[Levers, Levers], purpose: str) -> Window:
     levers, other = sides[turn.candidate], sides[not turn.candidate]
     size = bench.size.stretched(turn.stretch)
-    changed = [name for name in {*levers, *other} if levers.get(name) != other.get(name) and name in bench.levers]
-    by_epoch = any(bench.levers[name].toggles == "epoch" for name in changed)
-    skip = size.loader_skip_steps if by_epoch else size.skip_steps
+    skip = size.skipped(other, levers, bench.levers)
     window = bench.window(levers, purpose=purpose if levers else "baseline", skip=skip, num_steps=size.num_steps)
     if levers:
         pairs.saw(bench.last_evidence, bench.last_missing)

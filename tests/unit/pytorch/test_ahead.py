@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -326,6 +327,9 @@ def test_no_process_and_no_thread_is_left_behind():
     before = threading.active_count()
     seen(loader_of("crop"), dropout, num=2)
     seen(loader_of("crop"), dropout, num=2, stop=4)
+    until_s = time.monotonic() + 10  # a queue's thread ends a little later
+    while time.monotonic() < until_s and threading.active_count() > before:
+        time.sleep(0.05)
     assert not multiprocessing.active_children() and threading.active_count() == before
 
 

@@ -200,7 +200,7 @@ def test_a_worker_that_died_unseen_does_not_hold_up_the_end_of_a_pass(loaders):
 
 
 @pytest.mark.parametrize("room", some([0, 3, 6, 9], 3))
-def test_where_there_is_no_room_for_processes_nothing_is_said_and_the_script_goes_on(room):
+def test_where_there_is_no_room_for_processes_the_script_goes_on(room):
     code = SCRIPT.split("class Stuck")[0] + (
         "import resource\n"
         "loaders = Loaders()\n"
@@ -215,7 +215,10 @@ def test_where_there_is_no_room_for_processes_nothing_is_said_and_the_script_goe
         "print(len(found), problems, *loaders.remarks())\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.stderr) == ("20 []\n", "")
+    said = (
+        " batches are left to plain instead of made ahead: no process could be started: [Errno 24] Too many open files"
+    )
+    assert done.stdout in ("20 []\n", f"20 []{said}\n") and done.stderr == ""
 
 
 def test_workers_of_ours_leave_it_to_the_script_how_processes_start():
