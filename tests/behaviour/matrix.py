@@ -37,7 +37,6 @@ NOT_HERE = {
     "ranks": "one rank is one process; what more of them do is compared in `tests/ranks`",
     "gradient_buckets": "it is for ranks",
     "bf16_gradients": "it is for ranks",
-    "switch_interval": "neither script has another thread that computes",
     "no_debug": "neither script has a switch for debugging on",
     "attention": "the backend that a GPU has a choice of",
     "read_ahead": "files of these scripts are in memory already, as it finds out",
