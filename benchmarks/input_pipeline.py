@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -74,6 +75,7 @@ def agree(make: Make, num_workers: int, levers: Levers) -> None:
     found = []
     for side in (None, levers):
         torch.manual_seed(0)
+        np.random.seed(0)
         with engaged(side):
             loader = make(num_workers)
             found.append([(list(loader), torch.get_rng_state()) for _ in range(NUM_PASSES)])

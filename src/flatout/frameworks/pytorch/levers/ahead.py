@@ -3,7 +3,7 @@
 Each process stands where the script's random generators will stand when it asks for a batch, by how far a batch and the
 training between two were seen to move them; a batch is taken only where they really stand there, and then they are
 moved to where it ended. So items, their order and every later random number are plain's to the bit, whatever the
-dataset's code does. Some batches (the 1st, 2nd, 4th, 8th ... of a pass) are computed here as well and compared. Where
+dataset's code does. Some batches (the 1st, 2nd, 4th, 8th ... of a loader) are computed here as well and compared. Where
 the training draws more from step to step, or the items do what a process apart may not (write, print, change the
 dataset), it is given up for plain, and the run says why.
 """

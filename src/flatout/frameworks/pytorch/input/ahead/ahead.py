@@ -44,7 +44,7 @@ class AheadOf:
     def __init__(self, owner: Any) -> None:
         self._owner = owner
         self.movements = Movements()
-        self.num_misses = 0
+        self.num_misses = self.num_made = 0
         self.why_not = ""
         """Why it is not tried any more; empty where it is."""
 
@@ -129,7 +129,8 @@ class Ahead:
             self._known.give_up(f"its code {made.problem}, which a process apart may not")
             return self._miss(made.problem)
         self._num_given += 1
-        if (position + 1) & position == 0:  # the 1st, 2nd, 4th, 8th ... is computed here as well
+        self._known.num_made += 1
+        if self._known.num_made & (self._known.num_made - 1) == 0:  # the 1st, 2nd, 4th ... is computed here as well
             return self._compared(made, position)
         self._taken(made)
         self.plain._num_yielded += 1
