@@ -44,13 +44,11 @@ def screened(bench: Bench, space: Space, judge: Judge, stage: Callable[[str], No
     """
     asking = screen(space, lambda gain: time.perf_counter() < until_s, bench.lots)
     before: Levers = {}
-    num_windows = 0
     try:
         ask = next(asking)
         while True:
             if ask.what == "window":
-                num_windows += 1
-                stage(f"screening levers together: window {num_windows}")
+                stage("screening levers together")
                 answer, before = _window(bench, ask.levers, before), ask.levers
             else:
                 stage(f"comparing the numbers of {label(ask.levers)}")
