@@ -87,7 +87,8 @@ def _run(folder: Path) -> str:
 
 
 PROGRESS = re.compile(
-    r"flatout: (starting|this machine|measuring|warming|plain against|where|what|counting|trying|screening|comparing|others|done|.* beside plain)"
+    r"flatout: (starting|this machine|measuring|warming|plain against|where|what|counting|trying|screening|comparing"
+    r"|others|done|.* beside plain)"
     r"|  \S.*\d\.\d\dx  (faster|slower|no difference|inconclusive|disagrees|failed|screened)|  \S.*  failed"
 )
 """What `tune` says while it is at it."""
