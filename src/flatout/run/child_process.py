@@ -26,7 +26,6 @@ from flatout.run.process_tree import ProcessTree
 
 BOOTSTRAP = Path(__file__).parent.parent / "child" / "bootstrap"
 POLL_S = 0.02
-HUNG = "hung: no answer within its time limit"
 
 start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
 """How the user's program is started, a trial's child as well as a run: with the arguments of `subprocess.Popen`. What
@@ -69,7 +68,9 @@ class Ended(Exception):
     def sentence(self) -> str:
         """How it ended, in a few words."""
         if self.hung:
-            return "no step in time after a pass over the data" if self.between_passes else HUNG
+            if self.between_passes:
+                return "no step in time after a pass over the data"
+            return "hung: no answer within its time limit"
         if self.failure is not None:
             return ": ".join([self.failure.error, *self.failure.message.splitlines()[:1]])
         if self.exit_code is not None and self.exit_code < 0:

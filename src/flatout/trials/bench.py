@@ -322,9 +322,10 @@ class Bench:
 
     def agreement(self, levers: Levers, checks: tuple[str, ...]) -> Agreement:
         """Compare the levers with plain at the next step; of a process that was started again, after its warm-up."""
-        wanted = min(WARM_UP_STEPS, int(WARM_UP_LIMIT_S / self.step_guess_s), (self.longest_run_steps or math.inf) // 2)
+        half_a_run = WARM_UP_STEPS if self.longest_run_steps is None else self.longest_run_steps // 2
+        wanted = min(WARM_UP_STEPS, int(WARM_UP_LIMIT_S / self.step_guess_s), half_a_run)
         if self._num_steps < wanted:
-            self.window({}, purpose="warm-up", skip=0, num_steps=int(wanted) - self._num_steps)
+            self.window({}, purpose="warm-up", skip=0, num_steps=wanted - self._num_steps)
         found = self._told(Agreement, levers, kind="compare", purpose=" ".join(checks))
         return found or Agreement(levers=levers, differences=(), missing="the comparison gave no answer")
 

@@ -295,11 +295,9 @@ class Effects:
             return False
         drawn = self._drawn(2 * DRAWS)
         chosen = self._chosen(drawn)
-        left = (
-            self._left(drawn[:, : len(self._sets)])
-            if drawn.shape[1] == len(self._sets)
-            else self._left(self._drawn(DRAWS))
-        )
+        if drawn.shape[1] < len(self._sets):  # choosing has met further sets
+            drawn = self._drawn(DRAWS)
+        left = self._left(drawn)
         near = left[:, chosen] <= left.min(axis=1) + SLACK
         return bool(near.mean() >= SURE)
 

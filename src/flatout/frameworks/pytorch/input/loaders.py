@@ -65,7 +65,7 @@ class Loaders:
         self.num_passes = 0
         """Passes begun over loaders that feed the training."""
         self.num_changed = self.num_ahead = 0
-        """Passes opened with `settings`."""
+        """Passes opened with `settings`; batches made ahead that were taken."""
         self._lasting: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()
         """Of loaders that keep their workers the pass under way, which plain's loops share."""
         self.passes: weakref.WeakSet[Pass] = weakref.WeakSet()

@@ -173,22 +173,27 @@ class Rounding:
     @cached_property
     def _in_float64(self) -> tuple[Replayed, Replayed] | None:
         """The step in float64, plain and under the levers, of as much of the batch as is affordable."""
+        if self._engage is None:
+            return None
         calls, took_s = list(self._calls), self._plain.took_s
         while took_s > AFFORDABLE_S / 2:
             halves = [one for one in map(half, calls) if one is not None]
             if len(halves) < len(calls):
                 return None
             calls, took_s = halves, took_s / 2
-        if self._engage is None:
+        if took_s == self._plain.took_s:  # the whole batch, of which that is known
+            narrow, plain = self._plain, self._true()
+        else:
+            narrow = self._replayer.run(calls)
+            plain = true_step(self._replayer, calls, narrow)
+        if isinstance(plain, str):
             return None
-        narrow = self._replayer.run(calls)
-        plain = true_step(self._replayer, calls, narrow)
         try:
             self._engage(True)
             changed = true_step(self._replayer, calls, narrow, levers=True)
         finally:
             self._engage(False)
-        return None if isinstance(plain, str) or isinstance(changed, str) else (plain, changed)
+        return None if isinstance(changed, str) else (plain, changed)
 
     def _true(self) -> Replayed | str:
         if self._truth is None:
