@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections import Counter, defaultdict
 
 from flatout.frameworks.pytorch.observe.stack_samples import INSIDE
@@ -38,10 +39,9 @@ class OtherThreads:
                     clock = time.pthread_getcpuclockid(thread.ident)
                     self._clocks[thread] = clock, time.clock_gettime(clock)
         for thread in list(self._clocks):
-            lines, frame = [], frames.get(thread.ident or 0)
-            while frame is not None:
-                lines.append((frame.f_code.co_filename, frame.f_lineno))
-                frame = frame.f_back
+            top = frames.get(thread.ident or 0)
+            stack = [] if top is None else traceback.walk_stack(top)
+            lines = [(frame.f_code.co_filename, line) for frame, line in stack]
             if any(file.startswith(HERE) for file, _ in lines):
                 del self._clocks[thread]
             elif lines:
