@@ -85,8 +85,12 @@ class Baseline:
         """
         return dissect(self._seen("anatomy", "phases"), [w for _, w in self.bench.windows if not w.levers])
 
-    def observe(self) -> None:
-        """What decides what is worth trying: anatomy, counterfactuals, and a first diagnosis made from them."""
+    def observe(self, share: float) -> None:
+        """What decides what is worth trying: anatomy, counterfactuals, and a first diagnosis made from them.
+
+        Args:
+            share: Of the budget, after which no counterfactual is measured in more pairs than it needs.
+        """
         self._stage("where a step goes")
         until_s = min(self.budget.deadline_s(0.2), time.perf_counter() + MOST_WAIT_S)
         if not windows.wait_for_quiet(self.bench, until_s, self._stage):
@@ -96,7 +100,7 @@ class Baseline:
         self._take_apart()
         if self.bench.facts is not None and self.bench.facts.loaders:
             self._stage("what if data were free?")
-        self._counterfactuals = self._measure_counterfactuals()
+        self._counterfactuals = self._measure_counterfactuals(share)
         self.baseline = self._seen("baseline", "ends")
         self._diagnose(None, None)
 
@@ -224,11 +228,11 @@ class Baseline:
             self.bench.window(levers or {}, purpose=observe, observe=observe, skip=skip)
         return [one for one in self.bench.answer if isinstance(one, kind)]
 
-    def _measure_counterfactuals(self) -> dict[str, Comparison]:
+    def _measure_counterfactuals(self, share: float) -> dict[str, Comparison]:
         facts = self.bench.facts
         assert facts is not None
         found: dict[str, Comparison] = {}
-        extent = self._extent(SCREENING, "clear", self.budget.deadline_s(0.45))
+        extent = self._extent(SCREENING, "clear", self.budget.deadline_s(share))
 
         def compared(levers: Levers) -> Comparison:
             return windows.measure(self.bench, levers, extent, purpose="counterfactual").compare()

@@ -29,7 +29,7 @@ from flatout.trials import windows
 from flatout.trials.baseline import Baseline
 from flatout.trials.bench import Bench
 from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget, compiling_s
-from flatout.trials.child_failures import CandidateFailed
+from flatout.trials.child_failures import CandidateFailed, GaveNoAnswer
 from flatout.trials.joules import Joules
 from flatout.trials.screening import screened
 from flatout.trials.search import strategy
@@ -82,6 +82,8 @@ LOOK_CLOSER_S = 8.0
 STOPPED = "you stopped it"
 
 FREE_DATA_STEPS = 2 * stats.MIN_PAIRS
+FREE_DATA_SHARE = {"why": 0.45, "tune": 0.15}
+"""Of the budget: when what would bring what, its cause removed, is known well enough; `tune` then begins to try."""
 
 
 class Conduct:
@@ -204,7 +206,7 @@ class Conduct:
         self._stage("warming up")
         self.bench.settle()
         self._fit_budget(self.bench.step_guess_s)
-        self.plain.observe()
+        self.plain.observe(FREE_DATA_SHARE[self.command])
 
     def _fit_budget(self, step_s: float, *, patience: float = 1.0) -> None:
         """The budget that suits steps as long as these; refused where even the least of it would not fit."""
@@ -256,8 +258,8 @@ class Conduct:
         self.screened = screened(self.bench, space, self, self._stage, until_s=self.budget.deadline_s(SCREENING_SHARE))
         self.trials += self.screened.trials
         self.bench.noise = math.sqrt(2) * self.screened.noise
-        best = strategy.best_of(self.trials)
-        if best is not None and strategy.next_candidate(space, self.trials) is not None:  # beside which others stand
+        best, following = strategy.best_of(self.trials), strategy.next_candidate(space, self.trials)
+        if best is not None and following is not None and self._fits(following):  # beside which others stand
             self.trials[self.trials.index(best)] = self.beside_plain(best)
         for trial in self.trials:
             self.show.trial(trial)
@@ -376,9 +378,7 @@ class Conduct:
         return paired.trial_of(measured, levers, class_, time.perf_counter() - begun_s)
 
     def _with_agreement(self, trial: Trial, judged: agreement.Judgement | None, begun_s: float) -> Trial:
-        judging_begun_s = time.perf_counter()
         judgement = judged or self.judge(trial.levers, trial.class_)
-        self.judging_s = max(self.judging_s, time.perf_counter() - judging_begun_s)
         changed = replace(
             trial, agreement=judgement.verdict, agreement_detail=judgement.detail, took_s=time.perf_counter() - begun_s
         )
@@ -388,6 +388,13 @@ class Conduct:
 
     def judge(self, levers: Levers, class_: str) -> agreement.Judgement:
         """Whether the numbers under the levers are those of plain, as far as their class allows."""
+        begun_s = time.perf_counter()
+        try:
+            return self._judged(levers, class_)
+        finally:
+            self.judging_s = max(self.judging_s, time.perf_counter() - begun_s)
+
+    def _judged(self, levers: Levers, class_: str) -> agreement.Judgement:
         if self._starts_anew(levers):
             return self.starts.judge(levers, class_, self.goal.choice.accept)[0]
         checks = checks_of(levers, self.levers)
@@ -402,7 +409,13 @@ class Conduct:
             for _ in range(2):
                 points.append(self.bench.agreement(togglable, checks))
             while agreement.needs_more_points(points, agreement.judge(points, class_, checks)):
+                if self.budget.left_s < 0:
+                    return agreement.Judgement(
+                        verdict="inconclusive", detail="more points were needed than there was time for"
+                    )
                 points.append(self.bench.agreement(togglable, checks))
+        except GaveNoAnswer as late:
+            return agreement.Judgement(verdict="inconclusive", detail=f"was not compared: {late}")
         except CandidateFailed as failed:
             return agreement.Judgement(verdict="disagrees", detail=f"broke while being compared: {failed}")
         except Inconclusive as problem:
@@ -448,8 +461,12 @@ class Conduct:
                 measured = self._measured(levers, extent, "winner")
             if not anew:  # which has its windows elsewhere
                 self.joules.final_s[best.label] = begun_s, time.perf_counter()
-            trial = replace(self._trial_of(levers, best.class_, measured, begun_s), remeasured=True)
-            trial = self._with_agreement(trial, None, begun_s)
+            trial = replace(
+                self._trial_of(levers, best.class_, measured, begun_s), remeasured=True,
+                agreement=best.agreement, agreement_detail=best.agreement_detail,
+            )  # fmt: skip
+            if best.agreement != "agrees" or self.budget.left_s > self.judging_s:  # once more, later in the training
+                trial = self._with_agreement(trial, None, begun_s)
             if not anew:
                 self._take_apart_winner(levers)
         except CandidateFailed as failed:
