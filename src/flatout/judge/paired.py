@@ -79,8 +79,13 @@ class Pair:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether one side paid for what comes between two epochs and the other did not, where epochs are long."""
+        """Whether one side paid for what comes between two epochs and the other did not, where epochs are long.
+
+        Or whether one of both had smaller batches.
+        """
         both = [one for one in self.readings.values() if one is not None]
+        if any(one.is_short for one in both):
+            return True
         return len(both) == 2 and both[0].new_epochs != both[1].new_epochs and max(one.new_epochs for one in both) == 1
 
 
@@ -90,8 +95,8 @@ def is_busy(reading: Window) -> bool:
 
 
 def is_calm(reading: Window) -> bool:
-    """Whether neither other processes nor a compilation disturbed it."""
-    return not is_busy(reading) and not reading.recompilations
+    """Whether neither other processes nor a compilation nor a smaller batch disturbed it."""
+    return not is_busy(reading) and not reading.recompilations and not reading.is_short
 
 
 @dataclass(slots=True, kw_only=True)

@@ -82,8 +82,8 @@ LOOK_CLOSER_S = 8.0
 STOPPED = "you stopped it"
 
 FREE_DATA_STEPS = 2 * stats.MIN_PAIRS
-FREE_DATA_SHARE = {"why": 0.45, "tune": 0.15}
-"""Of the budget: when what would bring what, its cause removed, is known well enough; `tune` then begins to try."""
+LOOKING_SHARE = {"why": 0.45, "tune": 0.15}
+"""Of the budget: when it is known well enough where a step goes and what free data would bring; `tune` then tries."""
 
 
 class Conduct:
@@ -206,7 +206,7 @@ class Conduct:
         self._stage("warming up")
         self.bench.settle()
         self._fit_budget(self.bench.step_guess_s)
-        self.plain.observe(FREE_DATA_SHARE[self.command])
+        self.plain.observe(LOOKING_SHARE[self.command])
 
     def _fit_budget(self, step_s: float, *, patience: float = 1.0) -> None:
         """The budget that suits steps as long as these; refused where even the least of it would not fit."""
