@@ -148,6 +148,16 @@ def test_a_window_for_which_a_process_was_started_is_longer(conduct, monkeypatch
     assert {num for purpose, num in asked if purpose == "warm-up"} == {None}
 
 
+def test_pairs_of_processes_go_on_where_only_one_candidate_had_some(conduct, monkeypatch):
+    conduct.levers = registry(lever("heap", toggles="process"), lever("numa", toggles="process"), lever("a"))
+    four = {"baseline_step_s": (1.2,) * 4, "candidate_step_s": (1.0,) * 4, "candidate_first": (True,) * 4}
+    heap = trial({"heap": {}}, 1.2, **four)
+    conduct.trials = [heap, trial({"a": {}}, 1.0)]
+    assert conduct._only_pairs(heap).ratios == [pytest.approx(1.2)] * 4
+    conduct.trials += [trial({"numa": {}}, 1.1)]
+    assert conduct._only_pairs(heap) is None, "the best of two may be the luckier one"
+
+
 @pytest.mark.parametrize("promises", [True, False])
 def test_what_is_allowed_for_a_promise_is_allowed_to_its_trials_too(conduct, monkeypatch, promises):
     monkeypatch.setattr("flatout.trials.search.strategy.promises_a_process", lambda space: promises)
@@ -177,8 +187,10 @@ def test_measuring_again_in_processes_goes_on_past_the_budget_until_there_is_a_v
 
 @pytest.mark.parametrize(("left_s", "judged"), [(30.0, 1), (5.0, 0)])
 def test_numbers_that_agreed_are_compared_again_where_there_is_time(conduct, monkeypatch, left_s, judged):
-    again = []
-    monkeypatch.setattr(conduct, "_measured", lambda *_: Pairs(baseline_s=[2.0] * 16, candidate_s=[1.0] * 16))
+    again, conduct.levers = [], registry(lever("a"))
+    step_s = [1.0 + number / 1000 for number in range(16)]
+    pairs = Pairs(baseline_s=[2.0] * 16, candidate_s=step_s)
+    monkeypatch.setattr(conduct, "_measured", lambda *_: pairs)
     monkeypatch.setattr(conduct, "_take_apart_winner", lambda levers: None)
     monkeypatch.setattr(conduct, "judge", lambda *_: again.append(1) or Judgement(verdict="agrees", detail="later"))
     monkeypatch.setattr(type(conduct.budget), "left_s", left_s)

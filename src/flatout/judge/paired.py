@@ -310,5 +310,13 @@ def trial_of(pairs: Pairs, levers: Levers, class_: str, took_s: float) -> Trial:
     )  # fmt: skip
 
 
+def pairs_of(trial: Trial) -> Pairs:
+    """The pairs that a trial was made from, to go on with."""
+    return Pairs(
+        baseline_s=list(trial.baseline_step_s), candidate_s=list(trial.candidate_step_s),
+        candidate_first=list(trial.candidate_first), noise=trial.noise, evidence=dict(trial.evidence),
+    )  # fmt: skip
+
+
 def _highest(former: int | None, found: int | None) -> int | None:
     return found if former is None else former if found is None else max(former, found)

@@ -193,6 +193,11 @@ class Bench:
             self._child.end()
         self._after_end()
 
+    def leave(self) -> None:
+        """End the child; whoever asks next has one without levers that need a process."""
+        self.end()
+        self._process_levers = {}
+
     def _after_end(self) -> None:
         child, self._child, self._num_steps = self._child, None, 0
         self.refused |= {r.path: None for r in child.records if isinstance(r, Refused)} if child is not None else {}

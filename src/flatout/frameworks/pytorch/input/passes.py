@@ -185,7 +185,7 @@ def smaller_at(loader: DataLoader[Any]) -> int | None:
     (3, None)
     """
     batches = loader.batch_sampler
-    if type(batches) is not BatchSampler or batches.drop_last or type(batches.sampler) not in OF_KNOWN_LENGTH:
+    if type(batches) is not BatchSampler or batches.drop_last or not isinstance(batches.sampler, OF_KNOWN_LENGTH):
         return None
     whole, rest = divmod(len(batches.sampler), batches.batch_size)
     return whole + 1 if rest and whole else None
