@@ -220,7 +220,7 @@ def looked_at(bench, tmp_path, num_plain=8, later_s=1e9):
     for _ in range(num_plain):
         bench.window({}, purpose="baseline", observe="ends", skip=0)
     plain.baseline = plain._seen("baseline", "ends")
-    plain._take_apart()
+    plain._take_apart(later_s)
     plain._close_account()
     return plain, plain.accounts["taken apart"]
 

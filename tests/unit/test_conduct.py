@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from flatout.judge.agreement import Judgement
 from flatout.judge.diagnosis import Diagnosis
+from flatout.judge.paired import Pairs
 from flatout.records.plan import Candidate
 from flatout.run.script import Script
 from flatout.trials.budget import Size
+from flatout.trials.child_failures import GaveNoAnswer
 from flatout.trials.conduct import Conduct
 from flatout.trials.search.space import Choice
 from flatout.trials.terms import Goal, Show
@@ -80,7 +83,7 @@ def test_a_step_is_taken_apart_until_enough_windows_were_calm(conduct, monkeypat
 
     monkeypatch.setattr(plain.bench, "window", measured)
     plain.bench.windows, plain.bench.size = seen, Size(num_steps=2, skip_steps=0, loader_skip_steps=0)
-    plain._take_apart()
+    plain._take_apart(math.inf)
     assert len(seen) == num_measured and plain.anatomy.num_windows == (4 if num_measured < 10 else 10)
 
 
@@ -145,6 +148,16 @@ def test_a_window_for_which_a_process_was_started_is_longer(conduct, monkeypatch
     assert {num for purpose, num in asked if purpose == "warm-up"} == {None}
 
 
+def test_pairs_of_processes_go_on_where_only_one_candidate_had_some(conduct, monkeypatch):
+    conduct.levers = registry(lever("heap", toggles="process"), lever("numa", toggles="process"), lever("a"))
+    four = {"baseline_step_s": (1.2,) * 4, "candidate_step_s": (1.0,) * 4, "candidate_first": (True,) * 4}
+    heap = trial({"heap": {}}, 1.2, **four)
+    conduct.trials = [heap, trial({"a": {}}, 1.0)]
+    assert conduct._only_pairs(heap).ratios == [pytest.approx(1.2)] * 4
+    conduct.trials += [trial({"numa": {}}, 1.1)]
+    assert conduct._only_pairs(heap) is None, "the best of two may be the luckier one"
+
+
 @pytest.mark.parametrize("promises", [True, False])
 def test_what_is_allowed_for_a_promise_is_allowed_to_its_trials_too(conduct, monkeypatch, promises):
     monkeypatch.setattr("flatout.trials.search.strategy.promises_a_process", lambda space: promises)
@@ -170,6 +183,32 @@ def test_measuring_again_in_processes_goes_on_past_the_budget_until_there_is_a_v
     monkeypatch.setattr(conduct.budget, "deadline_s", lambda share=1.0: end_s)
     assert conduct.budget.total_s == 120
     assert conduct._measure_again(trial({"heap": {}}, 1.3)).num_pairs == num
+
+
+@pytest.mark.parametrize(("left_s", "judged"), [(30.0, 1), (5.0, 0)])
+def test_numbers_that_agreed_are_compared_again_where_there_is_time(conduct, monkeypatch, left_s, judged):
+    again, conduct.levers = [], registry(lever("a"))
+    step_s = [1.0 + number / 1000 for number in range(16)]
+    pairs = Pairs(baseline_s=[2.0] * 16, candidate_s=step_s)
+    monkeypatch.setattr(conduct, "_measured", lambda *_: pairs)
+    monkeypatch.setattr(conduct, "_take_apart_winner", lambda levers: None)
+    monkeypatch.setattr(conduct, "judge", lambda *_: again.append(1) or Judgement(verdict="agrees", detail="later"))
+    monkeypatch.setattr(type(conduct.budget), "left_s", left_s)
+    conduct.judging_s = 10.0
+    found = conduct._measure_again(trial({"a": {}}, 1.9, agreement="agrees", agreement_detail="at first"))
+    assert found.is_won and len(again) == judged
+    assert found.agreement_detail == ("later" if judged else "at first")
+
+
+def test_what_gave_no_answer_while_it_was_compared_is_not_called_wrong(conduct, monkeypatch):
+    conduct.levers = registry(lever("a"))
+
+    def late(levers, checks):
+        raise GaveNoAnswer("hung: no answer within its time limit")
+
+    monkeypatch.setattr(conduct.bench, "agreement", late)
+    judgement = conduct.judge({"a": {}}, "rounding")
+    assert judgement.verdict == "inconclusive" and "no answer within its time limit" in judgement.detail
 
 
 def test_when_the_final_measurement_began_and_ended_is_noted_for_its_energy(conduct, monkeypatch):

@@ -142,6 +142,14 @@ def test_a_window_that_goes_from_one_epoch_to_the_next_is_no_match_for_one_that_
     assert uneven(once, never) and not uneven(once, once)
 
 
+def test_a_window_of_a_smaller_batch_is_no_match_for_any():
+    last, usual = window((0.5,), smaller_batches=1), window((1.0,))
+    assert Pair(order=[], readings={False: usual, True: last}).is_uneven
+    assert not last.counts and usual.counts
+    assert window((1.0,) * 30, smaller_batches=1).counts, "one of many says little"
+    assert window((0.5, 1.0), smaller_batches=1, new_epochs=1).counts, "windows of whole epochs all have one"
+
+
 def test_a_plain_window_that_came_out_too_short_makes_the_next_ones_longer(tmp_path):
     one = bench.Bench(Script(path="train.py"), tmp_path, {}, Terms())
     one.size = size_for(0.2, None)

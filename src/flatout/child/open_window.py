@@ -84,6 +84,7 @@ class OpenWindow:
             recompilations=found.get("recompilations", 0),
             peak_memory_bytes=found.get("peak_memory_bytes"),
             new_epochs=found.get("new_epochs", 0),
+            smaller_batches=found.get("smaller_batches", 0),
             order=self.order.number,
         )
 

@@ -79,8 +79,13 @@ class Pair:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether one side paid for what comes between two epochs and the other did not, where epochs are long."""
+        """Whether one side paid for what comes between two epochs and the other did not, where epochs are long.
+
+        Or whether one of both had smaller batches.
+        """
         both = [one for one in self.readings.values() if one is not None]
+        if any(one.is_short for one in both):
+            return True
         return len(both) == 2 and both[0].new_epochs != both[1].new_epochs and max(one.new_epochs for one in both) == 1
 
 
@@ -90,8 +95,8 @@ def is_busy(reading: Window) -> bool:
 
 
 def is_calm(reading: Window) -> bool:
-    """Whether neither other processes nor a compilation disturbed it."""
-    return not is_busy(reading) and not reading.recompilations
+    """Whether neither other processes nor a compilation nor a smaller batch disturbed it."""
+    return not is_busy(reading) and not reading.recompilations and not reading.is_short
 
 
 @dataclass(slots=True, kw_only=True)
@@ -302,6 +307,14 @@ def trial_of(pairs: Pairs, levers: Levers, class_: str, took_s: float) -> Trial:
         baseline_peak_memory_bytes=pairs.baseline_peak_memory_bytes, baseline_step_s=tuple(pairs.baseline_s),
         candidate_step_s=tuple(pairs.candidate_s), candidate_first=tuple(pairs.candidate_first), share=pairs.share,
         noise=pairs.noise, evidence=pairs.evidence,
+    )  # fmt: skip
+
+
+def pairs_of(trial: Trial) -> Pairs:
+    """The pairs that a trial was made from, to go on with."""
+    return Pairs(
+        baseline_s=list(trial.baseline_step_s), candidate_s=list(trial.candidate_step_s),
+        candidate_first=list(trial.candidate_first), noise=trial.noise, evidence=dict(trial.evidence),
     )  # fmt: skip
 
 

@@ -67,6 +67,9 @@ class Header:
     """The zero of the trace's clock on the clock that all processes of a Linux machine share (`time.perf_counter`)."""
 
 
+SHORT = 0.05
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """Some consecutive steps under one setting of the levers.
@@ -93,6 +96,7 @@ class Window:
         peak_memory_bytes: Highest memory of the process (device memory on a GPU) up to the window's end.
         start_s: Start on the trace's clock, seconds since the framework was imported.
         new_epochs: Passes over a loader that feeds the training which began within the window.
+        smaller_batches: Batches of such a loader within it that are the last of a pass, and smaller than the others.
     """
 
     index: int
@@ -110,7 +114,21 @@ class Window:
     recompilations: int = 0
     peak_memory_bytes: int | None = None
     new_epochs: int = 0
+    smaller_batches: int = 0
     order: int = -1
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is compared with others at all."""
+        return self.recompilations == 0 and not self.is_short and self.training_s > 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether its time says little of other windows: more than one in twenty steps had a smaller batch.
+
+        Where the next pass has begun as well, that counts already.
+        """
+        return self.smaller_batches > self.new_epochs and self.smaller_batches > SHORT * len(self.step_s)
 
     @property
     def num_steps(self) -> int:

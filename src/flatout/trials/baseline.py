@@ -85,18 +85,22 @@ class Baseline:
         """
         return dissect(self._seen("anatomy", "phases"), [w for _, w in self.bench.windows if not w.levers])
 
-    def observe(self) -> None:
-        """What decides what is worth trying: anatomy, counterfactuals, and a first diagnosis made from them."""
+    def observe(self, share: float) -> None:
+        """What decides what is worth trying: anatomy, counterfactuals, and a first diagnosis made from them.
+
+        Args:
+            share: Of the budget, after which nothing is looked at more often than it must be.
+        """
         self._stage("where a step goes")
         until_s = min(self.budget.deadline_s(0.2), time.perf_counter() + MOST_WAIT_S)
         if not windows.wait_for_quiet(self.bench, until_s, self._stage):
             self.bench.warnings["other processes kept the machine busy: intervals are wide, windows were discarded"] = (
                 None
             )
-        self._take_apart()
+        self._take_apart(self.budget.deadline_s(share))
         if self.bench.facts is not None and self.bench.facts.loaders:
             self._stage("what if data were free?")
-        self._counterfactuals = self._measure_counterfactuals()
+        self._counterfactuals = self._measure_counterfactuals(share)
         self.baseline = self._seen("baseline", "ends")
         self._diagnose(None, None)
 
@@ -109,6 +113,7 @@ class Baseline:
         """
         self._until_s, scaling = until_s, None
         if self._begins("plain against plain: how noisy is it here?"):
+            self._take_apart(until_s)
             self._measure_noise(noise_pairs)
             self._close_account()
         if self._begins("this machine's ceilings"):
@@ -140,13 +145,12 @@ class Baseline:
         self.baseline = self._seen("baseline", "ends")
         self.bench.guess(stats.summarize([w.training_step_s for w in self.baseline]).median)
 
-    def _take_apart(self) -> None:
-        num_calm = 0
+    def _take_apart(self, until_s: float) -> None:
         for _ in range(MOST_ANATOMY_WINDOWS):
-            window = self.bench.window({}, purpose="anatomy", observe="phases", skip=self.bench.size.skip_steps)
-            num_calm += is_calm(window)
-            if num_calm == ANATOMY_WINDOWS or time.perf_counter() > self.budget.deadline_s(0.4):
+            seen = self._seen("anatomy", "phases")
+            if sum(map(is_calm, seen)) >= ANATOMY_WINDOWS or (seen and time.perf_counter() > until_s):
                 break
+            self.bench.window({}, purpose="anatomy", observe="phases", skip=self.bench.size.skip_steps)
 
     def _close_account(self) -> None:
         """Hold the step that was taken apart against the plain one."""
@@ -224,11 +228,11 @@ class Baseline:
             self.bench.window(levers or {}, purpose=observe, observe=observe, skip=skip)
         return [one for one in self.bench.answer if isinstance(one, kind)]
 
-    def _measure_counterfactuals(self) -> dict[str, Comparison]:
+    def _measure_counterfactuals(self, share: float) -> dict[str, Comparison]:
         facts = self.bench.facts
         assert facts is not None
         found: dict[str, Comparison] = {}
-        extent = self._extent(SCREENING, "clear", self.budget.deadline_s(0.45))
+        extent = self._extent(SCREENING, "clear", self.budget.deadline_s(share))
 
         def compared(levers: Levers) -> Comparison:
             return windows.measure(self.bench, levers, extent, purpose="counterfactual").compare()

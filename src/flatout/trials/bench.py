@@ -44,6 +44,7 @@ from flatout.run.trackers import QUIET_TRACKERS
 from flatout.trials.budget import MAX_STEPS, WINDOW_S, Size, compiling_s, size_for
 from flatout.trials.child_failures import (
     CandidateFailed,
+    GaveNoAnswer,
     cannot_measure,
     cannot_record,
     cannot_release,
@@ -192,6 +193,11 @@ class Bench:
             self._child.end()
         self._after_end()
 
+    def leave(self) -> None:
+        """End the child; whoever asks next has one without levers that need a process."""
+        self.end()
+        self._process_levers = {}
+
     def _after_end(self) -> None:
         child, self._child, self._num_steps = self._child, None, 0
         self.refused |= {r.path: None for r in child.records if isinstance(r, Refused)} if child is not None else {}
@@ -271,7 +277,7 @@ class Bench:
             return
         self.unreleased = unreleased or self.unreleased
         if levers and set(levers) != {"free_data"}:
-            raise CandidateFailed(unreleased or end.sentence())
+            raise (GaveNoAnswer if end.hung else CandidateFailed)(unreleased or end.sentence())
         if unreleased:  # a fresh child is plain; whose lever it was is judged by whoever engaged it
             return
         raise cannot_measure(self.script, end, self.terms.start_limit_s)

@@ -38,6 +38,10 @@ class CandidateFailed(Exception):
     """The script broke while a candidate was engaged; says how."""
 
 
+class GaveNoAnswer(CandidateFailed):
+    """It was given up after its time limit: whether it would have gone well is not known."""
+
+
 def not_released(records: Iterable[Record]) -> str:
     """What broke when a child was to take a lever back, after which it ends; empty where nothing."""
     return next((sentence(r) for r in records if isinstance(r, Failure) and r.stage == "release"), "")

@@ -82,14 +82,20 @@ def _verdict(conduct: Conduct, won: Trial | None) -> Literal["faster", "no diffe
 
 
 def _input_trial(conduct: Conduct) -> Trial | None:
-    """The fastest trial of nothing but levers for the input; the one that was measured again where there is one."""
+    """The fastest trial of nothing but levers for the input; the one that was measured again where there is one.
+
+    None where none of them brings anything alone, but the winner has one beside others.
+    """
     names = {*input_levers(conduct.levers)}
     found = [t for t in conduct.trials if t.levers and {*t.levers} <= names and t.ratio is not None]
     best = max(
         (t for t in found if t.outcome not in ("disagrees", "failed")), key=lambda t: t.ratio or 0.0, default=None
     )
     final = conduct.final
-    return final if best is not None and final is not None and final.levers == best.levers else best
+    if best is None or final is None or final.levers == best.levers:
+        return final if best is not None and final is not None else best
+    mixed = final.is_won and names & {*final.levers}
+    return None if mixed and (best.ratio or 0.0) <= 1 else best
 
 
 def _may_gain(trial: Trial) -> bool:

@@ -29,7 +29,7 @@ from flatout.trials import windows
 from flatout.trials.baseline import Baseline
 from flatout.trials.bench import Bench
 from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget, compiling_s
-from flatout.trials.child_failures import CandidateFailed
+from flatout.trials.child_failures import CandidateFailed, GaveNoAnswer
 from flatout.trials.joules import Joules
 from flatout.trials.screening import screened
 from flatout.trials.search import strategy
@@ -44,11 +44,12 @@ SCREEN_PAIRS = SCREENING.at[-1]
 PROCESS_PAIRS = 4
 
 PROCESS_WINDOW_S = 2.0
-"""Aimed length of a window for which a process was started, which takes longer still."""
+"""Aimed length of a window for which a process was started; half as long as starting it took, where that is more."""
 
 PROMISED_S = 170.0
-"""The budget, where nothing was asked for, with a lever that needs a process and promises to be worth it. The last pair
-of processes may end some seconds later, and three minutes are the most that is promised."""
+MOST_PROMISED_S = 300.0
+"""The budget, where nothing was asked for, with a lever that needs a process and promises to be worth it: what its
+pairs of processes take, from the first to the second number."""
 
 FINAL_PAIRS = 16
 MOST_FINAL_PAIRS = 30
@@ -82,6 +83,8 @@ LOOK_CLOSER_S = 8.0
 STOPPED = "you stopped it"
 
 FREE_DATA_STEPS = 2 * stats.MIN_PAIRS
+LOOKING_SHARE = {"why": 0.45, "tune": 0.15}
+"""Of the budget: when it is known well enough where a step goes and what free data would bring; `tune` then tries."""
 
 
 class Conduct:
@@ -153,8 +156,8 @@ class Conduct:
 
     def _process_steps(self) -> int:
         """Steps of a window for which a process was started: so many that starting it pays."""
-        size = self.bench.size
-        return size.num_steps * max(round(PROCESS_WINDOW_S / (size.num_steps * self.bench.step_guess_s)), 1)
+        size, aimed_s = self.bench.size, max(PROCESS_WINDOW_S, (self.bench.start_s or 0.0) / 2)
+        return size.num_steps * max(round(aimed_s / (size.num_steps * self.bench.step_guess_s)), 1)
 
     def _affordable(self, most: int, share: float, levers: Levers, least: int = stats.MIN_PAIRS) -> int:
         """Pairs, from `least` to `most`, that fit into a share of the budget."""
@@ -204,7 +207,7 @@ class Conduct:
         self._stage("warming up")
         self.bench.settle()
         self._fit_budget(self.bench.step_guess_s)
-        self.plain.observe()
+        self.plain.observe(LOOKING_SHARE[self.command])
 
     def _fit_budget(self, step_s: float, *, patience: float = 1.0) -> None:
         """The budget that suits steps as long as these; refused where even the least of it would not fit."""
@@ -233,7 +236,8 @@ class Conduct:
         space = begun_with(space, self.own)
         self._screen(space)
         if strategy.promises_a_process(space):
-            self.budget.allow(PROMISED_S)
+            pair_s = max((self._pair_s(one.levers) for one in space.singles if self._apart(one.levers)), default=0.0)
+            self.budget.allow(min(max(PROMISED_S, self.budget.spent_s + 2 * PROCESS_PAIRS * pair_s), MOST_PROMISED_S))
             self.bench.deadline_s = self.budget.deadline_s()
         while (candidate := strategy.next_candidate(space, self.trials, self._worth(space))) is not None:
             if not self._fits(candidate):
@@ -256,8 +260,8 @@ class Conduct:
         self.screened = screened(self.bench, space, self, self._stage, until_s=self.budget.deadline_s(SCREENING_SHARE))
         self.trials += self.screened.trials
         self.bench.noise = math.sqrt(2) * self.screened.noise
-        best = strategy.best_of(self.trials)
-        if best is not None and strategy.next_candidate(space, self.trials) is not None:  # beside which others stand
+        best, following = strategy.best_of(self.trials), strategy.next_candidate(space, self.trials)
+        if best is not None and following is not None and self._fits(following):  # beside which others stand
             self.trials[self.trials.index(best)] = self.beside_plain(best)
         for trial in self.trials:
             self.show.trial(trial)
@@ -357,15 +361,19 @@ class Conduct:
             extent = replace(extent, looks=Looks.alike(SCREENING.at[0], num_pairs))
         return self._measured(levers, extent, "trial")
 
-    def _measured(self, levers: Levers, extent: Extent, purpose: str) -> Pairs:
-        """Pairs of windows; of processes, one with the levers that need one; of starts on ranks and as one process."""
+    def _measured(self, levers: Levers, extent: Extent, purpose: str, pairs: Pairs | None = None) -> Pairs:
+        """Pairs of windows; of processes, one with the levers that need one; of starts on ranks and as one process.
+
+        With `pairs` those of processes go on.
+        """
         if self._starts_anew(levers):
             self.bench.end()  # nothing else of ours computes meanwhile
             return self.starts.measure(levers, extent)
         if self._apart(levers):
             extent = replace(extent, patience_s=OVERTIME * self.budget.total_s)
             inside = self._togglable(levers)
-            return windows.measure_processes(self.bench, self._apart(levers), inside, extent, self._process_steps())
+            sides, num_steps = (self._apart(levers), inside), self._process_steps()
+            return windows.measure_processes(self.bench, sides, extent, num_steps, pairs)
         return windows.measure(self.bench, levers, extent, purpose=purpose)
 
     def _starts_anew(self, levers: Levers) -> bool:
@@ -376,9 +384,7 @@ class Conduct:
         return paired.trial_of(measured, levers, class_, time.perf_counter() - begun_s)
 
     def _with_agreement(self, trial: Trial, judged: agreement.Judgement | None, begun_s: float) -> Trial:
-        judging_begun_s = time.perf_counter()
         judgement = judged or self.judge(trial.levers, trial.class_)
-        self.judging_s = max(self.judging_s, time.perf_counter() - judging_begun_s)
         changed = replace(
             trial, agreement=judgement.verdict, agreement_detail=judgement.detail, took_s=time.perf_counter() - begun_s
         )
@@ -388,6 +394,13 @@ class Conduct:
 
     def judge(self, levers: Levers, class_: str) -> agreement.Judgement:
         """Whether the numbers under the levers are those of plain, as far as their class allows."""
+        begun_s = time.perf_counter()
+        try:
+            return self._judged(levers, class_)
+        finally:
+            self.judging_s = max(self.judging_s, time.perf_counter() - begun_s)
+
+    def _judged(self, levers: Levers, class_: str) -> agreement.Judgement:
         if self._starts_anew(levers):
             return self.starts.judge(levers, class_, self.goal.choice.accept)[0]
         checks = checks_of(levers, self.levers)
@@ -402,7 +415,13 @@ class Conduct:
             for _ in range(2):
                 points.append(self.bench.agreement(togglable, checks))
             while agreement.needs_more_points(points, agreement.judge(points, class_, checks)):
+                if self.budget.left_s < 0:
+                    return agreement.Judgement(
+                        verdict="inconclusive", detail="more points were needed than there was time for"
+                    )
                 points.append(self.bench.agreement(togglable, checks))
+        except GaveNoAnswer as late:
+            return agreement.Judgement(verdict="inconclusive", detail=f"was not compared: {late}")
         except CandidateFailed as failed:
             return agreement.Judgement(verdict="disagrees", detail=f"broke while being compared: {failed}")
         except Inconclusive as problem:
@@ -436,9 +455,10 @@ class Conduct:
         anew, deadline_s = self._starts_anew(levers), self.budget.deadline_s()
         try:
             if anew or self._apart(levers):
-                looks = Looks.alike(self._affordable(stats.RANKED_PAIRS, FINAL_SHARE, levers))
-                extent = Extent(looks=looks, enough="all", deadline_s=deadline_s, min_pairs=stats.MIN_PAIRS)
-                measured = self._measured(levers, extent, "winner")
+                num, begun = self._affordable(stats.RANKED_PAIRS, FINAL_SHARE, levers), self._only_pairs(best)
+                looks = Looks.alike(num) if begun is None else Looks.alike(PROCESS_PAIRS, PROCESS_PAIRS + num)
+                extent = Extent(looks=looks, enough="clear", deadline_s=deadline_s, min_pairs=stats.MIN_PAIRS)
+                measured = self._measured(levers, extent, "winner", begun)
             else:
                 leave_s += self._pair_s(levers)  # its anatomy comes afterwards
                 extent = Extent(
@@ -448,8 +468,12 @@ class Conduct:
                 measured = self._measured(levers, extent, "winner")
             if not anew:  # which has its windows elsewhere
                 self.joules.final_s[best.label] = begun_s, time.perf_counter()
-            trial = replace(self._trial_of(levers, best.class_, measured, begun_s), remeasured=True)
-            trial = self._with_agreement(trial, None, begun_s)
+            trial = replace(
+                self._trial_of(levers, best.class_, measured, begun_s), remeasured=True,
+                agreement=best.agreement, agreement_detail=best.agreement_detail,
+            )  # fmt: skip
+            if best.agreement != "agrees" or self.budget.left_s > self.judging_s:  # once more, later in the training
+                trial = self._with_agreement(trial, None, begun_s)
             if not anew:
                 self._take_apart_winner(levers)
         except CandidateFailed as failed:
@@ -457,7 +481,18 @@ class Conduct:
         self.show.trial(trial)
         return trial
 
+    def _only_pairs(self, best: Trial) -> Pairs | None:
+        """The pairs of processes that the search measured, where it was of one candidate alone: nothing was chosen."""
+        tried = [trial for trial in self.trials if self._apart(trial.levers)]
+        return paired.pairs_of(best) if tried == [best] and not self._starts_anew(best.levers) else None
+
     def _take_apart_winner(self, levers: Levers) -> None:
         togglable, skip = self._togglable(levers), self.bench.size.loader_skip_steps
+        if apart := self._apart(levers):
+            if self.budget.left_s < self._pair_s(levers):
+                return
+            self.bench.start(apart)
         seen = [self.bench.window(togglable, purpose="winner", observe="phases", skip=skip) for _ in range(2)]
         self.tuned_anatomy = dissect(seen)
+        if apart:
+            self.bench.leave()

@@ -233,9 +233,8 @@ class Learning:
         if found.failures:
             return Answer(failure=found.failures[0].message.partition("\n")[0] or found.failures[0].error)
         window = found.window
-        counts = window is not None and not window.recompilations and window.training_step_s > 0
         return Answer(
-            step_s=window.training_step_s if window is not None and counts else None,
+            step_s=window.training_step_s if window is not None and window.counts else None,
             disturbed=(window.foreign_fraction or 0.0) if window is not None else 0.0,
             missing=found.missing if levers else {}, evidence=found.evidence if levers else {},
         )  # fmt: skip

@@ -72,10 +72,9 @@ def _window(bench: Bench, levers: Levers, before: Levers) -> Answer:
         return Answer(failure=bench.unreleased, at_release=True)
     if not levers:
         bench.resize_after(window)
-    counts = window.recompilations == 0 and window.training_step_s > 0
     uneven = window.new_epochs == 1 and not size.epoch_steps  # it paid for what comes between two epochs
     return Answer(
-        step_s=window.training_step_s if counts else None,
+        step_s=window.training_step_s if window.counts else None,
         disturbed=(window.foreign_fraction or 0.0) + UNEVEN * uneven,
         missing=bench.last_missing if levers else {}, evidence=bench.last_evidence if levers else {},
     )  # fmt: skip

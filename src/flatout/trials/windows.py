@@ -59,20 +59,23 @@ def _read(bench: Bench, pairs: Pairs, turn: Turn, sides: tuple[Levers, Levers], 
     return window
 
 
-def measure_processes(bench: Bench, process: Levers, inside: Levers, extent: Extent, num_steps: int) -> Pairs:
+def measure_processes(
+    bench: Bench, candidate: tuple[Levers, Levers], extent: Extent, num_steps: int, pairs: Pairs | None = None
+) -> Pairs:
     """Measure pairs of processes, one with levers that need a process of their own and one without.
 
     Args:
-        bench: The script under measurement; it ends with a plain process.
-        process: The levers that need a process.
-        inside: The candidate's others.
+        bench: The script under measurement; whoever asks it next has a plain process.
+        candidate: The levers that need a process, and its others.
         extent: How much to measure.
         num_steps: Steps of each window.
+        pairs: Is gone on with; None begins anew.
 
     Raises:
         CandidateFailed: The script broke under the levers.
     """
-    pairs = Pairs(noise=bench.noise)
+    process, inside = candidate
+    pairs = pairs or Pairs(noise=bench.noise)
     asked = paired.turns(pairs, extent, bench.lots)
     turn = next(asked, None)
     while turn is not None:
@@ -83,7 +86,7 @@ def measure_processes(bench: Bench, process: Levers, inside: Levers, extent: Ext
         if turn.candidate:
             pairs.saw(bench.last_evidence, {})
         turn = paired.after(asked, window)
-    bench.start()
+    bench.leave()
     return pairs
 
 

@@ -780,6 +780,20 @@ def test_passes_over_loaders_that_train_are_counted_and_their_ends_told(loaders)
     assert loaders.training == [training]
 
 
+@pytest.mark.parametrize(("num_items", "num_smaller"), [(10, 3), (8, 0)])
+def test_last_batches_that_are_smaller_than_the_others_are_counted(loaders, num_items, num_smaller):
+    training, evaluation = (DataLoader(Squares(num_items), batch_size=4, shuffle=True) for _ in range(2))
+    for _ in range(3):
+        for _ in training:
+            loaders.num_steps += 1
+        list(evaluation)
+    assert loaders.num_smaller == num_smaller
+    loaders.replay(True)
+    for _ in training:
+        loaders.num_steps += 1
+    assert loaders.num_smaller == num_smaller, "one batch again and again"
+
+
 def test_where_data_are_free_a_pass_begins_no_workers(loaders):
     loader = DataLoader(Squares(), batch_size=4, shuffle=True, num_workers=2)
     for _ in loader:

@@ -64,7 +64,7 @@ class PyTorch:
         self.ranks: Ranks | None = None
         self._census: OperationCounter | None = None
         self._compilations_before = 0
-        self._passes_before = 0
+        self._passes_before = self._smaller_before = 0
 
     # -- attach --------------------------------------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ class PyTorch:
         if not self._is_lifted:
             self.calls.refresh()
         self._compilations_before = num_compilations()
-        self._passes_before = self.loaders.num_passes
+        self._passes_before, self._smaller_before = self.loaders.num_passes, self.loaders.num_smaller
         if self._is_trial:
             reset_peak(self.calls.device)
         self._wait()
@@ -331,6 +331,7 @@ class PyTorch:
             "recompilations": num_compilations() - self._compilations_before,
             "peak_memory_bytes": peak_bytes(self.calls.device),
             "new_epochs": self.loaders.num_passes - self._passes_before,
+            "smaller_batches": self.loaders.num_smaller - self._smaller_before,
             "stacks": stacks,
             "host_reads": host_reads,
         }

@@ -197,7 +197,7 @@ class Effects:
         self._others = DISTURBED_SD * np.array(self._disturbed)
         explained = (seen * self._prior) @ seen.T + SET_SD**2 * same + np.outer(self._others, self._others)
         likeliest = -math.inf
-        spread = 1.0 + (np.array(self._disturbed) / 0.05) ** 2
+        spread = 1.0 + (np.array(self._disturbed) / 0.05) ** 3
         for noise, drifting in itertools.product(NOISES, DRIFTS):
             weights = spread
             for _ in range(3):  # noise with heavy tails: a burst that fell into a window counts for less

@@ -62,8 +62,8 @@ class Loaders:
         self.on_pass_end: Callable[[], None] | None = None
         """Told when a pass with whose batches steps were made is over."""
         self.num_steps = 0
-        self.num_passes = 0
-        """Passes begun over loaders that feed the training."""
+        self.num_passes = self.num_smaller = 0
+        """Passes begun over loaders that feed the training; batches that a pass gave last, smaller than its others."""
         self.num_changed = self.num_ahead = 0
         """Passes opened with `settings`; batches made ahead that were taken."""
         self._lasting: weakref.WeakValueDictionary[int, Pass] = weakref.WeakValueDictionary()

@@ -11,11 +11,13 @@ import math
 from typing import Any
 
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from flatout.frameworks.pytorch.input.plain_iterator import Opened, given_back
 from flatout.guest.interruptions import is_interruption
 from flatout.guest.tracebacks import hide_ours
+
+OF_KNOWN_LENGTH = (RandomSampler, SequentialSampler)
 
 
 class Pass:
@@ -74,6 +76,8 @@ class Pass:
                 observer.after_fetch()
         self._num_given += 1
         self._num_untold += 1
+        if self.trains and self._num_given == self._smaller_at and not owner.replays(self._loader):
+            owner.num_smaller += 1
         return batch
 
     def begin_anew(self) -> None:
@@ -103,6 +107,7 @@ class Pass:
         """Batches drawn since the pass was last opened."""
         self._most: float | None = None
         """So many batches it has, where not one iterator gives them all; None where that says when it ends."""
+        self._smaller_at = smaller_at(self._loader)
         if not self._owner.replays(self._loader):
             self._open()
 
@@ -171,3 +176,16 @@ class Pass:
             known = owner.checks.get(opened.loader) or Checks(owner.said, owner.admits_random)
             compare_first(owner.checks.setdefault(opened.loader, known), opened, batch)
         return batch
+
+
+def smaller_at(loader: DataLoader[Any]) -> int | None:
+    """After how many batches comes one that is smaller than the others, as far as PyTorch's own sampler says.
+
+    >>> smaller_at(DataLoader(range(10), batch_size=4)), smaller_at(DataLoader(range(8), batch_size=4))
+    (3, None)
+    """
+    batches = loader.batch_sampler
+    if type(batches) is not BatchSampler or batches.drop_last or not isinstance(batches.sampler, OF_KNOWN_LENGTH):
+        return None
+    whole, rest = divmod(len(batches.sampler), batches.batch_size)
+    return whole + 1 if rest and whole else None
