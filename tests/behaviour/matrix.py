@@ -54,7 +54,6 @@ BITS = re.compile(r"^bits |^file .*\.pt$")
 DOCUMENTED = {
     "threads": {"torch threads": "what it sets"},
     "channels_last": {"strides": "what it sets"},
-    "checkpoints": {"threads": "what it starts"},
     "workers": dict.fromkeys(
         ("children", "threads", "signals", "logging", "loader"), "PyTorch starts workers, as it does for any script"
     ),
