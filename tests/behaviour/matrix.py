@@ -35,7 +35,6 @@ NOT_HERE = {
     "expandable_segments": "memory of a GPU",
     "checkpointing": "neither script has three blocks that are alike",
     "ranks": "one rank is one process; what more of them do is compared in `tests/ranks`",
-    "gradient_buckets": "it is for ranks",
     "bf16_gradients": "it is for ranks",
     "no_debug": "neither script has a switch for debugging on",
     "attention": "the backend that a GPU has a choice of",

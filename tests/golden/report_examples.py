@@ -82,7 +82,7 @@ def header(script="lenet.py", **changes):
 
 FACTS = Facts(
     device="cpu",
-    models=(ModelFacts(name="LeNet", num_parameters=61706, parameter_bytes=246824, num_modules=8,
+    models=(ModelFacts(name="LeNet", num_parameters=61706, num_modules=8,
                        dtypes=("float32",), convolution_dims=(2,)),),
     optimizers=(OptimizerFacts(name="SGD", num_parameters=61706, fused=False, foreach=False,
                                can_fuse=True),),

@@ -53,7 +53,7 @@ def images():
 def test_models_are_described_by_what_they_are_made_of(watch):
     facts = train(watch, images(), DataLoader(Rows(), batch_size=20))
     (model,) = facts.models
-    assert model.num_parameters == 3 * 4 * 9 + 4 + 144 * 2 + 2 and model.parameter_bytes == 4 * model.num_parameters
+    assert model.num_parameters == 3 * 4 * 9 + 4 + 144 * 2 + 2
     assert (
         model.convolution_dims == (2,) and model.dtypes == ("float32",) and not model.recurrent and not model.compiled
     )

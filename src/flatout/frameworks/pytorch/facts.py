@@ -69,7 +69,6 @@ def _model(call: OuterCall) -> ModelFacts:
         name=call.name,
         trained=call.trained,
         num_parameters=sum(p.numel() for p in parameters),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         num_modules=len(modules),
         dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
         convolution_dims=tuple(
