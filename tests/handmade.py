@@ -42,7 +42,7 @@ MACHINE = Machine(
     cpu_features=("avx2", "fma"),
 )
 MODEL = ModelFacts(name="Net", num_parameters=100, num_modules=3, dtypes=("float32",), convolution_dims=(2,))
-OPTIMIZER = OptimizerFacts(name="SGD", num_parameters=100, fused=False, foreach=False, can_fuse=True)
+OPTIMIZER = OptimizerFacts(name="SGD", fused=False, foreach=False, can_fuse=True)
 LOADER = LoaderFacts(
     dataset="Images",
     batch_size=16,

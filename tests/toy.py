@@ -174,7 +174,7 @@ class Toy:
             name="Regression", num_parameters=width, num_modules=1, dtypes=("float64",),
             convolution_dims=(),
         )  # fmt: skip
-        optimizer = OptimizerFacts(name="descent", num_parameters=width)
+        optimizer = OptimizerFacts(name="descent")
         loaders = (LoaderFacts(dataset="rows"),)
         return Facts(device="cpu", models=(model,), optimizers=(optimizer,), loaders=loaders, num_threads=1)
 

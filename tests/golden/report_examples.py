@@ -84,7 +84,7 @@ FACTS = Facts(
     device="cpu",
     models=(ModelFacts(name="LeNet", num_parameters=61706, num_modules=8,
                        dtypes=("float32",), convolution_dims=(2,)),),
-    optimizers=(OptimizerFacts(name="SGD", num_parameters=61706, fused=False, foreach=False,
+    optimizers=(OptimizerFacts(name="SGD", fused=False, foreach=False,
                                can_fuse=True),),
     loaders=(LoaderFacts(dataset="ImageDataset", batch_size=16, num_batches=938, num_workers=0,
                          prefetch_factor=None, pinned=False),),
@@ -156,7 +156,7 @@ def read_site(file, line, code, wait_ms, *, often=1.0, on_device=False):
 
 
 def reads(*sites):
-    return ReadSites(sites=sites, num_steps=200, num_left_out=1)
+    return ReadSites(sites=sites)
 
 
 def bound(remedy, ratio, how, *shortens, low=NAN, high=NAN):

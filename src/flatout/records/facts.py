@@ -35,7 +35,6 @@ class OptimizerFacts:
     """One optimizer that made an update."""
 
     name: str
-    num_parameters: int
     fused: bool = False
     foreach: bool = False
     can_fuse: bool = False
