@@ -682,9 +682,9 @@ EXAMPLES = {
 @functools.cache
 def terminal_texts():
     """Every golden file's name with what belongs into it."""
-    from flatout.report import machine, screen, terminal
+    from flatout.report import machine, terminal
     from proofs import PROOFS
-    from shown import on_screen
+    from shown import as_text, on_screen
 
     found = {}
     for name, make in EXAMPLES.items():
@@ -692,7 +692,7 @@ def terminal_texts():
     found["report_lenet_verbose.txt"] = on_screen(lenet(), verbose=True)
     found["report_lenet_120.txt"] = on_screen(lenet(), width=120)
     found["report_proof.txt"] = on_screen(PROOFS["equivalent"]())
-    found["report_machine.txt"] = screen.plain(terminal.report(machine.view(CEILINGS, now_unix_s=CREATED_UNIX_S)))
+    found["report_machine.txt"] = as_text(terminal.report(machine.view(CEILINGS, now_unix_s=CREATED_UNIX_S)))
     return found
 
 

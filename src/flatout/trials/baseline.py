@@ -110,7 +110,7 @@ class Baseline:
         self._until_s, scaling = until_s, None
         if self._begins("plain against plain: how noisy is it here?"):
             self._measure_noise(noise_pairs)
-            self._close_account()
+            self.accounts["taken apart"] = self._account("anatomy", "phases")
         if self._begins("this machine's ceilings"):
             self.ceilings = self.measure_ceilings()
         if self._begins("what does the script do meanwhile?"):
@@ -147,10 +147,6 @@ class Baseline:
             num_calm += is_calm(window)
             if num_calm == ANATOMY_WINDOWS or time.perf_counter() > self.budget.deadline_s(0.4):
                 break
-
-    def _close_account(self) -> None:
-        """Hold the step that was taken apart against the plain one."""
-        self.accounts["taken apart"] = self._account("anatomy", "phases")
 
     def _seen(self, purpose: str, observe: str) -> list[Window]:
         """The plain windows of a purpose that nothing disturbed; all of them where there are none."""

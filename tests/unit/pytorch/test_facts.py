@@ -124,7 +124,6 @@ def test_an_autocast_of_the_scripts_own_is_seen(watch):
 def test_optimizers_are_described_by_what_they_do_and_could_do(watch, make, wanted):
     model = images()
     (optimizer,) = train(watch, model, DataLoader(Rows(), batch_size=20), make(model.parameters())).optimizers
-    assert optimizer.num_parameters == 402
     assert {name: getattr(optimizer, name) for name in wanted} == wanted
 
 
