@@ -238,8 +238,7 @@ _READS = ReadSites(
             file="/home/you/work/train.py", line=41, code="print(loss.item())", read="item", on_device=True,
             reads_per_step=1.0, waited_s=0.0004,
         ),
-    ),
-    num_steps=400,
+    )
 )  # fmt: skip
 
 

@@ -41,10 +41,8 @@ MACHINE = Machine(
     operating_system="Linux 6.1.0",
     cpu_features=("avx2", "fma"),
 )
-MODEL = ModelFacts(
-    name="Net", num_parameters=100, parameter_bytes=400, num_modules=3, dtypes=("float32",), convolution_dims=(2,)
-)
-OPTIMIZER = OptimizerFacts(name="SGD", num_parameters=100, fused=False, foreach=False, can_fuse=True)
+MODEL = ModelFacts(name="Net", num_parameters=100, num_modules=3, dtypes=("float32",), convolution_dims=(2,))
+OPTIMIZER = OptimizerFacts(name="SGD", fused=False, foreach=False, can_fuse=True)
 LOADER = LoaderFacts(
     dataset="Images",
     batch_size=16,

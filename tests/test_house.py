@@ -353,8 +353,6 @@ OF_ONE_FRAMEWORK = {
 """Files outside `frameworks/pytorch` that name it, and why."""
 
 OTHER_MEANINGS = {
-    ("judge/causes.py", "checkpoints"): "a cause",
-    ("judge/remedies.py", "checkpoints"): "a cause",
     ("judge/causes.py", "tf32"): "arithmetic",
     ("records/ceilings.py", "tf32"): "arithmetic",
     ("records/ceilings.py", "bf16"): "a processor's feature",

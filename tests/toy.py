@@ -171,10 +171,10 @@ class Toy:
         """What was seen."""
         width = len(self.model.weights) if self.model is not None else 0
         model = ModelFacts(
-            name="Regression", num_parameters=width, parameter_bytes=8 * width, num_modules=1, dtypes=("float64",),
+            name="Regression", num_parameters=width, num_modules=1, dtypes=("float64",),
             convolution_dims=(),
         )  # fmt: skip
-        optimizer = OptimizerFacts(name="descent", num_parameters=width)
+        optimizer = OptimizerFacts(name="descent")
         loaders = (LoaderFacts(dataset="rows"),)
         return Facts(device="cpu", models=(model,), optimizers=(optimizer,), loaders=loaders, num_threads=1)
 

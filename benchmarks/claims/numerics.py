@@ -41,7 +41,7 @@ def numbers(found: Verdict) -> dict[str, Any]:
         told = [getattr(d, name) for d in made if d.check != "outputs"]  # whose error stands beside the gradients'
         return max((v for v in told if v is not None), default=None)
 
-    names = ("error", "output_error", "rounding", "truth_error", "baseline_truth_error")
+    names = ("error", "rounding", "truth_error", "baseline_truth_error")
     multiples = {d.check: None if d.multiple is None else float(f"{d.multiple:.3g}") for d in made}
     for d in made:
         if d.multiple is not None:

@@ -57,7 +57,6 @@ def judged(op: Operation, found: Ceilings) -> dict[str, Any] | None:
         "self_s": op.self_s,
         "ceiling": stands.ceiling.name,
         "spread_fraction": stands.ceiling.spread_fraction,
-        "in_cache": stands.in_cache,
         "fraction": round(stands.fraction, 4),
         "above": stands.is_above(),
         "above_memory": memory is not None and op.moved_bytes / op.self_s > memory.value * (1 + memory.spread_fraction),

@@ -35,7 +35,6 @@ NOT_HERE = {
     "expandable_segments": "memory of a GPU",
     "checkpointing": "neither script has three blocks that are alike",
     "ranks": "one rank is one process; what more of them do is compared in `tests/ranks`",
-    "gradient_buckets": "it is for ranks",
     "bf16_gradients": "it is for ranks",
     "no_debug": "neither script has a switch for debugging on",
     "attention": "the backend that a GPU has a choice of",
@@ -54,7 +53,6 @@ BITS = re.compile(r"^bits |^file .*\.pt$")
 DOCUMENTED = {
     "threads": {"torch threads": "what it sets"},
     "channels_last": {"strides": "what it sets"},
-    "checkpoints": {"threads": "what it starts"},
     "workers": dict.fromkeys(
         ("children", "threads", "signals", "logging", "loader"), "PyTorch starts workers, as it does for any script"
     ),

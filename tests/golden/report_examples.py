@@ -82,9 +82,9 @@ def header(script="lenet.py", **changes):
 
 FACTS = Facts(
     device="cpu",
-    models=(ModelFacts(name="LeNet", num_parameters=61706, parameter_bytes=246824, num_modules=8,
+    models=(ModelFacts(name="LeNet", num_parameters=61706, num_modules=8,
                        dtypes=("float32",), convolution_dims=(2,)),),
-    optimizers=(OptimizerFacts(name="SGD", num_parameters=61706, fused=False, foreach=False,
+    optimizers=(OptimizerFacts(name="SGD", fused=False, foreach=False,
                                can_fuse=True),),
     loaders=(LoaderFacts(dataset="ImageDataset", batch_size=16, num_batches=938, num_workers=0,
                          prefetch_factor=None, pinned=False),),
@@ -156,7 +156,7 @@ def read_site(file, line, code, wait_ms, *, often=1.0, on_device=False):
 
 
 def reads(*sites):
-    return ReadSites(sites=sites, num_steps=200, num_left_out=1)
+    return ReadSites(sites=sites)
 
 
 def bound(remedy, ratio, how, *shortens, low=NAN, high=NAN):
@@ -682,9 +682,9 @@ EXAMPLES = {
 @functools.cache
 def terminal_texts():
     """Every golden file's name with what belongs into it."""
-    from flatout.report import machine, screen, terminal
+    from flatout.report import machine, terminal
     from proofs import PROOFS
-    from shown import on_screen
+    from shown import as_text, on_screen
 
     found = {}
     for name, make in EXAMPLES.items():
@@ -692,7 +692,7 @@ def terminal_texts():
     found["report_lenet_verbose.txt"] = on_screen(lenet(), verbose=True)
     found["report_lenet_120.txt"] = on_screen(lenet(), width=120)
     found["report_proof.txt"] = on_screen(PROOFS["equivalent"]())
-    found["report_machine.txt"] = screen.plain(terminal.report(machine.view(CEILINGS, now_unix_s=CREATED_UNIX_S)))
+    found["report_machine.txt"] = as_text(terminal.report(machine.view(CEILINGS, now_unix_s=CREATED_UNIX_S)))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Levers of communication from the command line, on ranks and without: engaged, proven, left out with the reason."""
+"""The lever of communication from the command line, on ranks and without: engaged, proven, left out with the reason."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.smoke
-def test_levers_that_are_named_are_at_work_on_ranks_that_end_well(here):
-    named = "gradient_buckets=0,bf16_gradients"
-    done = flatout("run", "--ranks", "2", "--levers", named, "divides.py", "12")
+def test_a_lever_that_is_named_is_at_work_on_ranks_that_end_well(here):
+    done = flatout("run", "--ranks", "2", "--levers", "bf16_gradients", "divides.py", "12")
     assert done.returncode == 0, done.stderr
     assert "not at work" not in done.stderr and "no effect" not in done.stderr
     assert done.stdout.splitlines()[-1].startswith("11 ") and not left_behind(here)
 
 
 def test_where_there_is_nothing_to_do_that_is_said(here):
-    done = flatout("run", "--ranks", "2", "--mode", "shard", "--levers", "gradient_buckets=1", "divides.py", "12")
-    assert done.returncode == 0 and "in mode `shard` gradients are not summed so: gradient_buckets" in done.stderr
+    done = flatout("run", "--ranks", "2", "--mode", "tensor", "--levers", "bf16_gradients", "divides.py", "12")
+    assert done.returncode == 0 and "in mode `tensor` gradients are not summed so: bf16_gradients" in done.stderr
     done = flatout("run", "--levers", "bf16_gradients", "divides.py", "12")
     assert done.returncode == 0 and "it is for ranks (`--ranks N`)" in done.stderr
 

@@ -221,8 +221,7 @@ def looked_at(bench, tmp_path, num_plain=8, later_s=1e9):
         bench.window({}, purpose="baseline", observe="ends", skip=0)
     plain.baseline = plain._seen("baseline", "ends")
     plain._take_apart(later_s)
-    plain._close_account()
-    return plain, plain.accounts["taken apart"]
+    return plain, plain._account("anatomy", "phases")
 
 
 def test_a_step_that_is_the_same_when_taken_apart_costs_no_further_window(tmp_path):

@@ -353,7 +353,8 @@ def test_a_run_with_levers_is_observed_until_its_first_window_is_over_and_then_o
 
 @pytest.mark.parametrize("how", [{"mode": "trial"}, {"keep_losses": True}])
 def test_a_trial_and_a_run_whose_losses_are_wanted_are_observed_to_the_end(conducted, how):
-    here = conducted(*[order(0, "stop")] * ("mode" in how), **how)
+    here = conducted(**how)
+    here.pipe.closed = True
     with contextlib.suppress(Ended):
         here.framework.step(200)
     assert ("coast",) not in here.framework.calls
@@ -403,12 +404,11 @@ def test_orders_are_answered_one_after_the_other(conducted):
         order(1, "census"),
         order(2, "compare", levers=BF16, purpose="gradients updates"),
         order(3, "scaling"),
-        order(4, "release"),
-        order(5, levers={"free_data": {}}, num_steps=1),
+        order(4, levers={"free_data": {}}, num_steps=1),
     )
     here = conducted(*orders, mode="trial")
     here.framework.step(30)
-    assert ready(here) == [-1, 0, 1, 2, 3, 4, 5]
+    assert ready(here) == [-1, 0, 1, 2, 3, 4]
     assert [r.order for r in records(here, Census)] == [1]
     assert [r.order for r in records(here, Agreement)] == [2]
     assert ("compare", "gradients", "updates") in here.framework.calls
@@ -425,11 +425,7 @@ def test_a_trial_waits_for_orders_and_a_run_never_does(conducted):
     assert trial.pipe.num_waits > 0
 
 
-def test_a_trial_ends_when_it_is_stopped_or_left_alone(conducted, tmp_path):
-    here = conducted(order(0, "stop"), mode="trial")
-    with pytest.raises(Ended):
-        here.framework.step(6)
-    (tmp_path / "claim-x").unlink()
+def test_a_trial_ends_when_it_is_left_alone(conducted):
     left = conducted(mode="trial")
     left.pipe.closed = True
     with pytest.raises(Ended):

@@ -77,7 +77,7 @@ def test_orders_are_answered_in_order_and_records_come_as_they_are_written(launc
     with Child(launched(ANSWERS)) as child:
         assert [r.num_steps for r in child.ready(20.0)] == [3]
         for number in range(3):
-            toggle, answer = child.ask(20.0, kind="release")
+            toggle, answer = child.ask(20.0, kind="census")
             assert (toggle.order, answer.order) == (number, number)
         assert len(child.records) == 7
         assert child.alive
@@ -121,7 +121,7 @@ def test_a_child_that_ends_between_two_orders_is_noticed(launched):
         while child.alive:
             time.sleep(0.01)
         with pytest.raises(Ended) as ended:
-            child.ask(20.0, kind="release")
+            child.ask(20.0, kind="census")
     assert ended.value.num_steps == 9
 
 
@@ -129,7 +129,7 @@ def test_a_child_that_does_not_answer_is_given_up(launched):
     with Child(launched(READY + "time.sleep(60)")) as child:
         child.ready(20.0)
         with pytest.raises(Ended) as ended:
-            child.ask(0.1, kind="release")
+            child.ask(0.1, kind="census")
     assert ended.value.hung
     assert ended.value.sentence().startswith("hung")
     assert (ended.value.num_steps, child.alive) == (3, False)
@@ -139,11 +139,11 @@ def test_between_two_passes_a_child_has_a_limit_of_its_own(launched):
     code = READY + 'open(session["orders"]).readline()\nsay(kind="pass_end", num_steps=5)\ntime.sleep(1)\n'
     with Child(launched(code + 'say(kind="ready", order=0, num_steps=6)\ntime.sleep(60)')) as child:
         child.ready(20.0)
-        assert child.ask(0.2, None, 20.0, kind="release")[-1].num_steps == 6
+        assert child.ask(0.2, None, 20.0, kind="census")[-1].num_steps == 6
     with Child(launched(code)) as child:
         child.ready(20.0)
         with pytest.raises(Ended) as ended:
-            child.ask(0.2, kind="release")
+            child.ask(0.2, kind="census")
     assert ended.value.sentence() == "no step in time after a pass over the data"
 
 

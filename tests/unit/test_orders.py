@@ -16,7 +16,7 @@ settings = st.dictionaries(
 orders = st.builds(
     Order,
     number=st.integers(0, 10_000),
-    kind=st.sampled_from(["window", "compare", "census", "scaling", "release", "stop"]),
+    kind=st.sampled_from(["window", "compare", "census", "scaling"]),
     purpose=st.text(max_size=20),
     levers=st.dictionaries(st.text(min_size=1, max_size=10), settings, max_size=3),
     observe=st.sampled_from(["ends", "phases"]),

@@ -10,10 +10,10 @@ from flatout.api import Ran
 from flatout.cli.foreground import closing_line, run_summary
 from flatout.machine.energy_counters import Counter, Found
 from flatout.records.energy import Energy, EnergySummary
-from flatout.report import evidence, machine, screen, terminal
+from flatout.report import evidence, machine, terminal
 from flatout.run.choice import Engagement
 from flatout.run.outcome import Outcome
-from shown import on_page, on_screen
+from shown import as_text, on_page, on_screen
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "golden"))
 import report_examples as examples
@@ -69,7 +69,7 @@ PACKAGE = Counter(name="package-0", device="cpu", source="RAPL", update_s=1e-3, 
     ],
 )
 def test_a_machine_says_what_can_be_read_or_what_is_missing(found, line):
-    assert line in screen.plain(terminal.report(machine.view(examples.CEILINGS, energy=found)))
+    assert line in as_text(terminal.report(machine.view(examples.CEILINGS, energy=found)))
 
 
 def test_a_run_says_what_it_used_where_it_is_known():

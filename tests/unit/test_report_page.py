@@ -367,9 +367,9 @@ points_of_steps = st.tuples(times, times, st.sampled_from(sorted(thinned.KINDS))
 @given(st.lists(points_of_steps, min_size=2, max_size=300))
 def test_thinning_keeps_the_fastest_and_the_slowest_of_every_kind(points):
     found = [thinned.Dot(start_s=a, step_s=b, kind=kind, outside=c) for a, b, kind, c in points]
-    kept = thinned.thin(found, slices=5, each=3)
+    kept = thinned.thin(found, slices=5)
     assert set(kept) <= set(found)
-    assert len(kept) <= max(5 * 3 * len(thinned.KINDS) * 2, 15)
+    assert len(kept) <= max(5 * thinned.EACH * len(thinned.KINDS) * 2, 5 * thinned.EACH)
     for kind in {dot.kind for dot in found}:
         own = [dot.step_s for dot in found if dot.kind == kind]
         left = [dot.step_s for dot in kept if dot.kind == kind]

@@ -22,6 +22,7 @@ sys.path.insert(0, str(GOLDEN))
 import report_examples as examples  # noqa: E402
 
 from handmade import trial  # noqa: E402
+from shown import as_text  # noqa: E402
 from shown import on_screen as shown  # noqa: E402
 
 RESULTS = {name: make() for name, make in examples.EXAMPLES.items()}
@@ -29,7 +30,7 @@ TUNED = [name for name, result in RESULTS.items() if result.command == "tune"]
 
 
 def printed(view, **options):
-    return screen.plain(terminal.report(view, verbose=True), **options)
+    return as_text(terminal.report(view, verbose=True), **options)
 
 
 def wider_than(text, width):
@@ -261,7 +262,7 @@ def test_a_terminal_that_wants_colour_gets_it_and_others_do_not(monkeypatch):
     assert "\x1b[" in coloured.getvalue()
     assert "\x1b[" not in plain.getvalue()
     assert "\x1b[3" not in without.getvalue()  # bold stays, colour goes
-    assert plain.getvalue() == screen.plain(lenet)
+    assert plain.getvalue() == as_text(lenet)
 
 
 def test_a_stream_that_is_not_utf_8_is_not_broken():
@@ -310,7 +311,7 @@ def test_a_bar_is_as_long_as_its_share_and_shows_whatever_is_not_zero(share, cel
     def compose(page):
         found["bar"] = page.bar(share, cells)
 
-    screen.plain(screen.Report(compose))
+    as_text(screen.Report(compose))
     bar = found["bar"]
     assert cell_len(bar) == cells
     assert (bar.strip() == "") == (share == 0)
@@ -326,7 +327,7 @@ def test_fitted_text_has_exactly_its_columns(text, cells):
     def compose(page):
         found["text"] = page.fit(text, cells)
 
-    screen.plain(screen.Report(compose))
+    as_text(screen.Report(compose))
     assert cell_len(found["text"]) == cells
 
 

@@ -433,10 +433,9 @@ def test_what_a_plan_found_for_the_cores_of_one_process_is_left_out_on_ranks():
 
 
 def test_levers_of_communication_are_left_out_where_nothing_is_sent_so():
-    plan = choice.Engagement(levers={"gradient_buckets": {"mb": 0}, "bf16_gradients": {}, "bf16": {}}, line="a plan")
+    plan = choice.Engagement(levers={"bf16_gradients": {}, "bf16": {}}, line="a plan")
     alone = choice.for_one_process(plan, pytorch_levers.registry())
     assert alone.levers == {"bf16": {}} and alone.line.endswith("bf16_gradients: one process sends no gradients")
     assert choice.for_ranks(plan, "2:replicate", pytorch_levers.registry()) == plan
-    sharded = choice.for_ranks(plan, "2:shard", pytorch_levers.registry())
-    assert {*sharded.levers} == {"bf16_gradients", "bf16"} and "gradient_buckets: not in mode shard" in sharded.line
-    assert {*choice.for_ranks(plan, "2:tensor", pytorch_levers.registry()).levers} == {"bf16"}
+    divided = choice.for_ranks(plan, "2:tensor", pytorch_levers.registry())
+    assert {*divided.levers} == {"bf16"} and "bf16_gradients: not in mode tensor" in divided.line

@@ -219,7 +219,7 @@ def test_eight_levers_are_known_to_a_few_percent_from_forty_windows_of_four_perc
     gains = {"l0": 0.3, "l1": 0.1, "l2": -0.2, "l3": 0.05}
     found = effects(8, gains, noise=0.04, windows=40)
     for i in range(8):
-        ratio, low, high = found.brings({f"l{i}": {}}, {})
+        ratio, low, high = found.brings({f"l{i}": {}})
         assert low < ratio < high and high / low < 2.5
         assert low / 1.05 < math.exp(gains.get(f"l{i}", 0.0)) < high * 1.05
     assert {"l0"} <= set(found.best())
@@ -233,7 +233,7 @@ def test_intervals_hold_the_truth_although_the_machine_drifts_and_others_burst_i
     for seed in range(6):
         found = effects(5, gains, noise=0.02, drift=0.02, burst=burst, windows=50, seed=seed)
         for i in range(5):
-            _, low, high = found.brings({f"l{i}": {}}, {})
+            _, low, high = found.brings({f"l{i}": {}})
             held += low <= math.exp(gains.get(f"l{i}", 0.0)) <= high
     assert held >= least
 
@@ -255,8 +255,8 @@ def test_a_window_that_others_disturbed_counts_for_less():
             found.saw({}, step_s)
             found.saw({"a": {}}, step_s / 1.2)
         found.saw({"a": {}}, 2.0, share)
-    assert busy.brings({"a": {}}, {})[0] > calm.brings({"a": {}}, {})[0] * 0.999
-    assert busy.brings({"a": {}}, {})[0] == pytest.approx(1.2, rel=0.05)
+    assert busy.brings({"a": {}})[0] > calm.brings({"a": {}})[0] * 0.999
+    assert busy.brings({"a": {}})[0] == pytest.approx(1.2, rel=0.05)
 
 
 def test_what_others_take_of_the_machine_is_learned_and_taken_out():
@@ -268,7 +268,7 @@ def test_what_others_take_of_the_machine_is_learned_and_taken_out():
         for _ in range(24):
             levers, taken = found.next(), lots.uniform(0, share)
             found.saw(levers, lots.lognormvariate(taken - 0.1 * ("l0" in levers), 0.01), taken)
-        ratio, low, high = found.brings({"l0": {}}, {})
+        ratio, low, high = found.brings({"l0": {}})
         assert low / 1.02 < math.exp(0.1) < high * 1.02 and ratio == pytest.approx(math.exp(0.1), rel=0.03)
         spread.append(math.log(high / low))
     assert spread[1] < 3 * spread[0]

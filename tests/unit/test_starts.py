@@ -32,11 +32,10 @@ from flatout.trials.search.space import Choice, space_of
 from flatout.trials.short_runs import Setting, ShortRun
 from flatout.trials.starts import Starts
 from flatout.trials.terms import Goal, Show, Terms
-from handmade import FACTS, HEADER, MACHINE, MODEL, plan, screened, trial
+from handmade import FACTS, HEADER, MACHINE, plan, screened, trial
 
 LEVERS = pytorch_levers.registry()
 REPLICATE, SHARD = {"ranks": {"division": "2:replicate"}}, {"ranks": {"division": "2:shard"}}
-LARGE = replace(FACTS, models=(replace(MODEL, parameter_bytes=100 << 20, dtypes=("float32",)),))
 
 
 EQUAL = Difference(check="parameters", error=0.0)
@@ -202,10 +201,10 @@ def test_all_ranks_and_halves_are_tried_in_every_mode_that_is_something_of_its_o
     assert (4, "replicate+pipeline") in four and (2, "replicate+pipeline") not in four
 
 
-NAMES = ("threads", "fused_optimizer", "ranks", "gradient_buckets")
+NAMES = ("threads", "fused_optimizer", "ranks", "bf16_gradients")
 
 
-def space(facts=LARGE, num_ranks=2, only=NAMES):
+def space(facts=FACTS, num_ranks=2, only=NAMES):
     found = Diagnosis(binding="compute", sentence="", evidence=(), bounds=())
     return space_of(LEVERS, facts, MACHINE, found, Choice(only=only, num_ranks=num_ranks))
 
@@ -234,15 +233,15 @@ def test_every_division_is_tried_on_top_of_the_best_without_what_has_no_place_th
 
 
 def test_levers_of_communication_are_tried_where_ranks_win_and_nowhere_else():
-    assert not [t for t in played({"ranks=2:replicate": 0.6}) if "gradient_buckets" in t.levers]
-    tried = [t for t in played({"ranks=2:replicate": 1.6}) if "gradient_buckets" in t.levers]
+    assert not [t for t in played({"ranks=2:replicate": 0.6}) if "bf16_gradients" in t.levers]
+    tried = [t for t in played({"ranks=2:replicate": 1.6}) if "bf16_gradients" in t.levers]
     assert tried and all(t.levers["ranks"] == {"division": "2:replicate"} for t in tried)
 
 
 def test_without_ranks_to_try_nothing_of_theirs_is():
-    assert all("ranks" not in c.levers and "gradient_buckets" not in c.levers for c in space(num_ranks=None).singles)
+    assert all("ranks" not in c.levers and "bf16_gradients" not in c.levers for c in space(num_ranks=None).singles)
     told = {one.lever: one.reason for one in space(num_ranks=None).untried}
-    assert told["ranks"] == told["gradient_buckets"] == "for several ranks: `--ranks N` tries it"
+    assert told["ranks"] == told["bf16_gradients"] == "for several ranks: `--ranks N` tries it"
 
 
 @pytest.mark.parametrize(("num", "accept"), [(1, "precision"), (0, "precision"), (2, "exact")])
@@ -254,7 +253,7 @@ def test_what_cannot_be_tuned_for_ranks_is_said_before_anything_runs(num, accept
 def test_ranks_are_sought_beside_the_plan_that_is_there(monkeypatch):
     monkeypatch.setattr(tune.isolation, "require", lambda: None)
     goal = tune._for_ranks(Goal(choice=Choice(num_ranks=2)), plan().levers, MACHINE, Show())
-    assert {*plan().levers, "ranks", "gradient_buckets", "bf16_gradients"} == {*goal.choice.only}
+    assert {*plan().levers, "ranks", "bf16_gradients"} == {*goal.choice.only}
     assert goal.budget_s == tune.RANKS_BUDGET_S and tune._options(goal.choice, None).count("--ranks 2") == 1
     goal = tune._for_ranks(Goal(choice=Choice(num_ranks=2, only=("bf16",)), budget_s=9.0), {}, MACHINE, Show())
     assert goal.choice.only[0] == "bf16" and "ranks" in goal.choice.only and goal.budget_s == 9.0

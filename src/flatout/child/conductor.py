@@ -346,8 +346,6 @@ class Conductor:
             self._begin_order(decode(line))
 
     def _begin_order(self, order: Order) -> None:
-        if order.kind == "stop":
-            os._exit(0)
         self._close_window()
         self._order = order
         self._checking = order.purpose == "check"
@@ -355,10 +353,8 @@ class Conductor:
         if order.kind == "window":
             self._begin_window(order)
             return
-        self._toggle({}, order.purpose if order.kind == "release" and order.purpose else order.kind)
-        if order.kind == "release":
-            self._finish_order()
-        elif order.kind == "census":
+        self._toggle({}, order.kind)
+        if order.kind == "census":
             self.framework.observe("off")
             self.framework.begin_census()
             self._window = OpenWindow(

@@ -16,7 +16,7 @@ from flatout.records.as_json import from_json, to_json
 from flatout.records.ranks import RankConfig
 from flatout.records.trace import Setting
 
-Kind = Literal["window", "compare", "census", "scaling", "release", "stop"]
+Kind = Literal["window", "compare", "census", "scaling"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Order:
     Attributes:
         number: Counts orders of one child from 0; the answers carry it.
         kind: `window` measures steps; `compare` judges numerics; `census` counts a step's operations; `scaling`
-            replays calls at half the batch; `release` goes back to plain for good; `stop` ends the child.
+            replays calls at half the batch.
         purpose: Noted with the window.
         levers: What to engage first; everything else is released.
         observe: `off`, `ends`, `phases`, `stacks` or `reads`.
@@ -116,7 +116,7 @@ class SessionSpec:
 def encode(order: Order) -> str:
     """The order's line, with its newline.
 
-    >>> decode(encode(Order(number=3, kind="stop"))).number
+    >>> decode(encode(Order(number=3, kind="census"))).number
     3
     """
     return json.dumps(to_json(order)) + "\n"

@@ -113,8 +113,7 @@ class Progress:
         print(text, file=sys.stderr, flush=True)
 
     def _remark(self, text: str) -> None:
-        self.clear()
-        print(f"flatout: {text}", file=sys.stderr, flush=True)
+        self.line(f"flatout: {text}")
 
     def _tick(self) -> None:
         if self._terminal and time.perf_counter() - self._drawn_s > 0.5:

@@ -1,6 +1,6 @@
 """Do the numbers with a lever agree with the numbers without it?
 
-The child measures (`Difference`: relative error, slope, cosine, beside the noise that the script already has); here
+The child measures (`Difference`: relative error, slope, beside the noise that the script already has); here
 the measurements are judged. In: the differences at several points of training and the widest class among the levers.
 Out: a `Judgement` in one word with the numbers behind it. Nothing measured means *inconclusive*, never *agrees*.
 """

@@ -257,7 +257,8 @@ def is_done(pairs: Pairs, extent: Extent) -> bool:
     """Look, where a look is due; what it may spend of the errors goes with what has been measured."""
     num = len(pairs.baseline_s)
     if extent.enough == "known" and is_hopeless(pairs, extent.to_beat):
-        pairs.given_up = not_pursued(extent.to_beat)
+        beside = f", where {extent.to_beat:.2f} was to be beaten" if extent.to_beat > 1 else ""
+        pairs.given_up = f"2 pairs, both below {HOPELESS * extent.to_beat:.2f}{beside}: not pursued"
         return True
     pairs.share = extent.looks.left(num)
     if num >= extent.looks.at[-1]:
@@ -274,19 +275,13 @@ def is_done(pairs: Pairs, extent: Extent) -> bool:
     return False
 
 
-def is_hopeless(pairs: Pairs, to_beat: float = 1.0) -> bool:
+def is_hopeless(pairs: Pairs, to_beat: float) -> bool:
     """Whether the first two pairs leave no hope."""
     ratios = pairs.ratios
     return len(ratios) == 2 and max(ratios) < HOPELESS * to_beat
 
 
-def not_pursued(to_beat: float = 1.0) -> str:
-    """Why a hopeless candidate was measured no further."""
-    beside = f", where {to_beat:.2f} was to be beaten" if to_beat > 1 else ""
-    return f"2 pairs, both below {HOPELESS * to_beat:.2f}{beside}: not pursued"
-
-
-def is_known(found: Comparison, to_beat: float = 1.0, close: float = CLOSE_ENOUGH) -> bool:
+def is_known(found: Comparison, to_beat: float, close: float) -> bool:
     """Whether it is known what a candidate is worth that may be measured again: surely not enough, or closely."""
     return found.high < to_beat or (found.high - found.low) / 2 < close
 

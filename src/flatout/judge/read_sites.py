@@ -47,13 +47,9 @@ class ReadSites:
 
     Attributes:
         sites: Those that are worth saying.
-        num_steps: Steps in which was looked.
-        num_left_out: Lines that take too little to be worth saying.
     """
 
     sites: tuple[ReadSite, ...]
-    num_steps: int
-    num_left_out: int = 0
 
 
 def judged(seen: Sequence[HostReads]) -> ReadSites | None:
@@ -74,5 +70,4 @@ def judged(seen: Sequence[HostReads]) -> ReadSites | None:
         for (file, line, read, on_device), rows in by_line.items()
     ]  # fmt: skip
     worth = [site for site in found if site.on_device or site.waited_s >= WORTH_SAYING * step_s]
-    sites = tuple(sorted(worth, key=lambda site: -site.waited_s)[:MOST_SITES])
-    return ReadSites(sites=sites, num_steps=num_steps, num_left_out=len(found) - len(sites))
+    return ReadSites(sites=tuple(sorted(worth, key=lambda site: -site.waited_s)[:MOST_SITES]))

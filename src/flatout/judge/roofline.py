@@ -25,13 +25,11 @@ class Standing:
         operation: As it was counted.
         ceiling: The limit that asks for the most time.
         least_s: The least time in which the machine can do all its calls.
-        in_cache: Whether the last-level cache can hold what one call reads and writes.
     """
 
     operation: Operation
     ceiling: Ceiling
     least_s: float
-    in_cache: bool
 
     @property
     def fraction(self) -> float:
@@ -66,4 +64,4 @@ def standing(operation: Operation, ceilings: Ceilings) -> Standing | None:
     least_s, ceiling = max(limits, key=lambda limit: limit[0])
     if ceiling is None or not least_s > 0:
         return None
-    return Standing(operation=operation, ceiling=ceiling, least_s=least_s, in_cache=call_bytes <= cache_bytes)
+    return Standing(operation=operation, ceiling=ceiling, least_s=least_s)

@@ -16,10 +16,8 @@ class Difference:
         check: `gradients`, `outputs`, `updates` or `batches`.
         error: Norm of the difference over the norm of the baseline.
         slope: Projection of the lever's quantity on the baseline's, 1 when nothing is scaled (systematic part).
-        cosine: Cosine between both.
         noise: The baseline's own relative spread between batches, None where not observed.
         baseline_error: Baseline against baseline: 0 on a CPU.
-        output_error: Relative error of the model's outputs.
         worst: The parameter or output with the largest error, and that error.
         random_states_equal: Whether every random generator stands where it stood under the baseline.
         finite: Whether no NaN or infinity appeared that the baseline lacks.
@@ -40,10 +38,8 @@ class Difference:
     check: str
     error: float
     slope: float = 1.0
-    cosine: float = 1.0
     noise: float | None = None
     baseline_error: float = 0.0
-    output_error: float | None = None
     worst: str = ""
     worst_error: float = 0.0
     random_states_equal: bool = True

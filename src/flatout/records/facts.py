@@ -18,7 +18,6 @@ class ModelFacts:
     trained: bool = True
     """Whether an optimizer has parameters of it; a teacher or a reference model has none."""
     num_parameters: int
-    parameter_bytes: int
     num_modules: int
     dtypes: tuple[str, ...]
     convolution_dims: tuple[int, ...]
@@ -36,7 +35,6 @@ class OptimizerFacts:
     """One optimizer that made an update."""
 
     name: str
-    num_parameters: int
     fused: bool = False
     foreach: bool = False
     can_fuse: bool = False

@@ -49,11 +49,7 @@ SHARDED_MODES = ("shard", "hybrid", *MODEL_MODES)
 MODES = ("auto", "replicate", *SHARDED_MODES)
 """How a model and its batch are divided."""
 
-
-BUCKETED_MODES = ("auto", "replicate", *REPLICATED_MODEL_MODES)
-"""Modes in which a rank sums gradients of a whole model, or of all its parts, in buckets."""
-
-SUMMING_MODES = (*BUCKETED_MODES, "shard", "hybrid")
+SUMMING_MODES = ("auto", "replicate", *REPLICATED_MODEL_MODES, "shard", "hybrid")
 """Modes in which gradients are summed at all, but for few."""
 
 DIVISION = rf"[1-9][0-9]{{0,4}}(:({'|'.join(map(re.escape, MODES))}))?"

@@ -104,10 +104,6 @@ def _cost(found: Proof) -> Section:
 # -- the table and the samples -----------------------------------------------------------------------------------------
 
 
-def _second_name(found: Proof) -> str:
-    return "again" if found.against_itself else "under it"
-
-
 def seeds(found: Proof) -> Table:
     """Each seed; its numbers lead to its readings."""
 
@@ -120,7 +116,7 @@ def seeds(found: Proof) -> Table:
         less = "" if None in values else proof_words.signed((values[1] or 0.0) - (values[0] or 0.0))
         walls = ("" if run is None else words.duration(run.wall_s) for run in (plain, plan))
         rows.append((str(seed), value(plain), value(plan), less, *walls))
-    second = _second_name(found)
+    second = "again" if found.against_itself else "under it"
     head = ("seed", "plain", second, "difference", "plain took", f"{second} took")
     links = {column: [RUNS] * len(rows) for column in range(1, 6)}
     named = table(f"{found.asked.metric.name} of each run, and its wall time", head, rows, links=links)

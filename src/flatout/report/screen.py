@@ -1,7 +1,7 @@
 """How do lines fit a terminal? Labelled paragraphs, rows cut to width, bars.
 
 In: words with styles. Out: lines that are never wider than the terminal (single words that nobody may cut, such as
-paths, apart), as a `rich` renderable or as plain text.
+paths, apart), as a `rich` renderable.
 """
 
 from __future__ import annotations
@@ -158,12 +158,3 @@ def show(report: Report, file: IO[str] | None = None) -> None:
         console.print(report, soft_wrap=True)
     finally:
         stream.reconfigure(errors=former)
-
-
-def plain(report: Report, *, width: int = 80) -> str:
-    """The same as text without colour, e.g. for a file."""
-    stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None, force_terminal=False, highlight=False).print(
-        report, soft_wrap=True
-    )
-    return stream.getvalue()

@@ -1,6 +1,6 @@
 """How is a `View` shown on a terminal? Labelled paragraphs, lists and tables, one below the other; no figures.
 
-In: a `View`. Out: a `Report`, which `flatout.report.screen.show` prints and `plain` turns into text.
+In: a `View`. Out: a `Report`, which `flatout.report.screen.show` prints.
 """
 
 from __future__ import annotations
@@ -117,13 +117,9 @@ def _table(screen: Screen, found: Table, *, verbose: bool) -> None:
     columns = found.whole if verbose and found.whole else found.screen
     looks = found.looks or (Look(),) * len(found.rows)
     rows = [
-        (_cells(screen, row, columns), look)
-        for row, look in zip(found.rows, looks, strict=True)
-        if verbose or not look.minor
+        (_cells(row, columns), look) for row, look in zip(found.rows, looks, strict=True) if verbose or not look.minor
     ]
-    layout = _Layout(
-        screen, [words.printable(found.head[column]) if column != NOTHING else "" for column in columns], rows
-    )
+    layout = _Layout(screen, _cells(found.head, columns), rows)
     screen.row((layout.head(), "bold"))
     for cells, look in rows:
         layout.show(cells, look, verbose=verbose)
@@ -131,7 +127,7 @@ def _table(screen: Screen, found: Table, *, verbose: bool) -> None:
         screen.row(f"  {len(found.rows) - len(rows):,} more: --verbose")
 
 
-def _cells(screen: Screen, row: Sequence[str], columns: Sequence[int]) -> tuple[str, ...]:
+def _cells(row: Sequence[str], columns: Sequence[int]) -> tuple[str, ...]:
     return tuple(words.printable(row[column]) if column != NOTHING else "" for column in columns)
 
 

@@ -25,6 +25,9 @@ KINDS: dict[Kind, str] = {
 }
 """What the steps of a timeline were measured for, as the reader needs to tell them apart."""
 
+EACH = 4
+"""So many dots of one kind stay in one part of the time, its fastest and slowest among them."""
+
 MOST_OUTLIERS = 2000
 """Steps far above the others that are drawn besides those which stay anyway."""
 
@@ -55,15 +58,9 @@ def dots(result: Result) -> tuple[Dot, ...]:
     )
 
 
-def thin(found: Sequence[Dot], *, slices: int, each: int = 4) -> tuple[Dot, ...]:
-    """At most about `slices * each` of the dots of each kind, and at most `MOST_OUTLIERS` besides.
-
-    Args:
-        found: All dots.
-        slices: Into how many parts the time is cut.
-        each: How many dots of one kind stay in one part, its fastest and slowest among them; at least 2.
-    """
-    if len(found) <= slices * each:
+def thin(found: Sequence[Dot], *, slices: int) -> tuple[Dot, ...]:
+    """At most about `EACH` dots of each kind in each of so many slices of the time, and `MOST_OUTLIERS` besides."""
+    if len(found) <= slices * EACH:
         return tuple(found)
     first_s = min(dot.start_s for dot in found)
     whole_s = max(dot.start_s for dot in found) - first_s or 1.0
@@ -76,8 +73,8 @@ def thin(found: Sequence[Dot], *, slices: int, each: int = 4) -> tuple[Dot, ...]
     kept = []
     for part in parts.values():
         ordered = sorted(part, key=lambda dot: dot.step_s)
-        stride = max((len(ordered) - 1) / (each - 1), 1.0)
-        kept += [ordered[round(number * stride)] for number in range(min(each, len(ordered)))]
+        stride = max((len(ordered) - 1) / (EACH - 1), 1.0)
+        kept += [ordered[round(number * stride)] for number in range(min(EACH, len(ordered)))]
     fences = {}
     for kind, values in durations.items():
         low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3

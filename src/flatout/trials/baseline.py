@@ -115,7 +115,7 @@ class Baseline:
         if self._begins("plain against plain: how noisy is it here?"):
             self._take_apart(until_s)
             self._measure_noise(noise_pairs)
-            self._close_account()
+            self.accounts["taken apart"] = self._account("anatomy", "phases")
         if self._begins("this machine's ceilings"):
             self.ceilings = self.measure_ceilings()
         if self._begins("what does the script do meanwhile?"):
@@ -151,10 +151,6 @@ class Baseline:
             if sum(map(is_calm, seen)) >= ANATOMY_WINDOWS or (seen and time.perf_counter() > until_s):
                 break
             self.bench.window({}, purpose="anatomy", observe="phases", skip=self.bench.size.skip_steps)
-
-    def _close_account(self) -> None:
-        """Hold the step that was taken apart against the plain one."""
-        self.accounts["taken apart"] = self._account("anatomy", "phases")
 
     def _seen(self, purpose: str, observe: str) -> list[Window]:
         """The plain windows of a purpose that nothing disturbed; all of them where there are none."""

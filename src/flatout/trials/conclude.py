@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from flatout import __version__
@@ -138,14 +139,13 @@ def plan_to_change_nothing(found: Result, script: tuple[str, tuple[str, ...]]) -
         script: Its name and arguments.
     """
     tried = ", ".join(dict.fromkeys(trial.label for trial in found.trials if trial.levers)) or "nothing"
-    speed = found.baseline_steps_per_s
-    return Plan(
-        format=PLAN_FORMAT, flatout=__version__, script=script[0], arguments=script[1], levers={}, ratio=1.0,
-        ratio_low=1.0, ratio_high=1.0, num_pairs=0, agreement="exact: nothing is changed", class_="exact",
-        baseline_steps_per_s=speed, tuned_steps_per_s=speed, machine=found.machine, python=found.header.python,
-        framework=found.header.framework, framework_version=found.header.framework_version, created=found.created,
-        run=found.run, reason=f"{found.verdict}; tried: {tried}",
+    nothing = Trial(
+        levers={}, outcome=found.verdict, ratio=1.0, ratio_low=1.0, ratio_high=1.0,
+        agreement_detail="nothing is changed",
     )  # fmt: skip
+    speeds = found.baseline_steps_per_s, found.baseline_steps_per_s
+    plan = plan_of(nothing, script, found.header, found.machine, steps_per_s=speeds, run=found.run)
+    return replace(plan, created=found.created, reason=f"{found.verdict}; tried: {tried}")
 
 
 def _timeline(windows: list[tuple[str, Window]]) -> list[TimelineStep]:

@@ -15,7 +15,7 @@ from flatout.trials.bench import Bench
 from flatout.trials.child_failures import CandidateFailed
 
 
-def measure(bench: Bench, levers: Levers, extent: Extent, *, purpose: str, baseline: Levers | None = None) -> Pairs:
+def measure(bench: Bench, levers: Levers, extent: Extent, *, purpose: str) -> Pairs:
     """Measure pairs of windows of the running process.
 
     Args:
@@ -23,7 +23,6 @@ def measure(bench: Bench, levers: Levers, extent: Extent, *, purpose: str, basel
         levers: The candidate.
         extent: How much to measure.
         purpose: Noted with the windows under levers.
-        baseline: What the other side has; None for plain.
 
     Raises:
         CandidateFailed: The script broke under the levers.
@@ -31,12 +30,11 @@ def measure(bench: Bench, levers: Levers, extent: Extent, *, purpose: str, basel
     pairs = Pairs(noise=bench.noise)
     bench.unreleased = ""
     begun_s: float | None = time.perf_counter()
-    plain: Levers = baseline or {}
     both: dict[bool, Window] = {}
     asked = paired.turns(pairs, extent, bench.lots)
     turn = next(asked, None)
     while turn is not None:
-        both[turn.candidate] = window = _read(bench, pairs, turn, (plain, levers), purpose)
+        both[turn.candidate] = window = _read(bench, pairs, turn, levers, purpose)
         if len(both) == 2:
             if levers and bench.unreleased:
                 raise CandidateFailed(bench.unreleased)
@@ -49,8 +47,8 @@ def measure(bench: Bench, levers: Levers, extent: Extent, *, purpose: str, basel
     return pairs
 
 
-def _read(bench: Bench, pairs: Pairs, turn: Turn, sides: tuple[Levers, Levers], purpose: str) -> Window:
-    levers, other = sides[turn.candidate], sides[not turn.candidate]
+def _read(bench: Bench, pairs: Pairs, turn: Turn, candidate: Levers, purpose: str) -> Window:
+    levers, other = (candidate, {}) if turn.candidate else ({}, candidate)
     size = bench.size.stretched(turn.stretch)
     skip = size.skipped(other, levers, bench.levers)
     window = bench.window(levers, purpose=purpose if levers else "baseline", skip=skip, num_steps=size.num_steps)

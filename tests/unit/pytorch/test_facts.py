@@ -53,7 +53,7 @@ def images():
 def test_models_are_described_by_what_they_are_made_of(watch):
     facts = train(watch, images(), DataLoader(Rows(), batch_size=20))
     (model,) = facts.models
-    assert model.num_parameters == 3 * 4 * 9 + 4 + 144 * 2 + 2 and model.parameter_bytes == 4 * model.num_parameters
+    assert model.num_parameters == 3 * 4 * 9 + 4 + 144 * 2 + 2
     assert (
         model.convolution_dims == (2,) and model.dtypes == ("float32",) and not model.recurrent and not model.compiled
     )
@@ -124,7 +124,6 @@ def test_an_autocast_of_the_scripts_own_is_seen(watch):
 def test_optimizers_are_described_by_what_they_do_and_could_do(watch, make, wanted):
     model = images()
     (optimizer,) = train(watch, model, DataLoader(Rows(), batch_size=20), make(model.parameters())).optimizers
-    assert optimizer.num_parameters == 402
     assert {name: getattr(optimizer, name) for name in wanted} == wanted
 
 

@@ -69,7 +69,6 @@ def _model(call: OuterCall) -> ModelFacts:
         name=call.name,
         trained=call.trained,
         num_parameters=sum(p.numel() for p in parameters),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
         num_modules=len(modules),
         dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
         convolution_dims=tuple(
@@ -89,10 +88,8 @@ def _compiled_by_script(module: nn.Module) -> bool:
 
 
 def _optimizer(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return OptimizerFacts(
         name=type(optimizer).__name__,
-        num_parameters=sum(p.numel() for p in parameters),
         fused=any(bool(group.get("fused")) for group in optimizer.param_groups),
         foreach=any(bool(group.get("foreach")) for group in optimizer.param_groups),
         can_fuse=can_fuse(optimizer),

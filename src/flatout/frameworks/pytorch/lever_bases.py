@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from flatout.frameworks.lever import Lever
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
+from flatout.records.ranks import SUMMING_MODES
 from flatout.records.trace import Setting
 
 DEFAULT_PREFETCH_FACTOR = 2
@@ -72,15 +73,15 @@ class CudaLever(Lever):
         return None if machine.accelerators else "needs a CUDA device, none was found"
 
 
-def why_not_on_ranks(num_ranks: int, mode: str, modes: Sequence[str]) -> str | None:
+def why_not_on_ranks(num_ranks: int, mode: str) -> str | None:
     """Why a lever of communication has nothing to do; None where it has, which is so in some modes.
 
-    >>> why_not_on_ranks(2, "tensor", ("replicate",))
+    >>> why_not_on_ranks(2, "tensor")
     'in mode `tensor` gradients are not summed so'
     """
     if num_ranks < 2:
         return "it is for ranks (`--ranks N`): one process sends no gradients"
-    return None if mode in modes else f"in mode `{mode}` gradients are not summed so"
+    return None if mode in SUMMING_MODES else f"in mode `{mode}` gradients are not summed so"
 
 
 def why_none(reasons: Sequence[str | None]) -> str | None:

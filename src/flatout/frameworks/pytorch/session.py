@@ -78,14 +78,14 @@ class Session:
         if not torch.cuda.is_available():
             raise Unavailable("PyTorch finds no CUDA device here")
 
-    def communication(self, modes: Sequence[str]) -> Communication:
-        """How ranks send gradients, where they do in one of these modes.
+    def communication(self) -> Communication:
+        """How ranks send gradients, where they do.
 
         Raises:
             Unavailable: They do not.
         """
         num, mode = (self.ranks.group.world, self.ranks.mode) if self.ranks is not None else (1, "")
-        reason = why_not_on_ranks(num, mode, modes)
+        reason = why_not_on_ranks(num, mode)
         if self.ranks is None or reason is not None:
             raise Unavailable(reason)
         return self.ranks.group.communication

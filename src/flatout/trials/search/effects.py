@@ -301,12 +301,11 @@ class Effects:
         near = left[:, chosen] <= left.min(axis=1) + SLACK
         return bool(near.mean() >= SURE)
 
-    def brings(self, levers: Levers, over: Levers) -> tuple[float, float, float]:
-        """How many times as fast a set is as another, with its 95 % interval."""
-        self._add([self._members(levers), self._members(over)])
-        one, other = self._numbers[self._members(levers)], self._numbers[self._members(over)]
+    def brings(self, levers: Levers) -> tuple[float, float, float]:
+        """How many times as fast a set is as plain, with its 95 % interval."""
+        self._add([self._members(levers)])
         drawn = self._drawn(4 * DRAWS)
-        logs = drawn[:, other] - drawn[:, one]
+        logs = drawn[:, 0] - drawn[:, self._numbers[self._members(levers)]]
         low, middle, high = np.quantile(logs, [0.025, 0.5, 0.975])
         return math.exp(middle), math.exp(low), math.exp(high)
 

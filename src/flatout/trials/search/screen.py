@@ -261,7 +261,7 @@ class _Screen:
 
     def _alone(self, levers: Levers) -> Trial:
         """What a set brings over plain, as far as all windows tell."""
-        ratio, low, high = self._effects.brings(levers, {})
+        ratio, low, high = self._effects.brings(levers)
         return Trial(
             levers=levers, outcome="screened", ratio=ratio, ratio_low=low, ratio_high=high,
             num_windows=self._effects.num_windows, class_=self._class_of(levers), noise=self._effects.noise,

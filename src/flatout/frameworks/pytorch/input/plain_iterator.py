@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -17,6 +18,7 @@ from flatout.frameworks.pytorch.input.shuffles import generators_of
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 
 
+@dataclass(slots=True, eq=False)
 class Opened:
     """A loader's own iterator, and how it was made.
 
@@ -27,18 +29,10 @@ class Opened:
         before: The random states before it was made, where the settings took effect; else None.
     """
 
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        iterator: Any,
-        settings: dict[str, Any],
-        *,
-        before: RandomStates | None = None,
-    ) -> None:
-        self.loader = loader
-        self.iterator = iterator
-        self.settings = settings
-        self.before = before
+    loader: DataLoader[Any]
+    iterator: Any
+    settings: dict[str, Any]
+    before: RandomStates | None = None
 
     @property
     def changed(self) -> bool:

@@ -33,14 +33,14 @@ class Bf16Gradients(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """On ranks that sum gradients of float32 parameters."""
-        reason = why_not_on_ranks(facts.num_ranks, facts.rank_mode, SUMMING_MODES)
+        reason = why_not_on_ranks(facts.num_ranks, facts.rank_mode)
         if reason is None and not any("float32" in model.dtypes for model in facts.trained_models):
             return "no float32 parameters"
         return reason
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Have models that are divided from now on be summed so."""
-        session.communication(SUMMING_MODES).in_bf16 = True
+        session.communication().in_bf16 = True
 
     def release(self, session: Session) -> None:
         """Sums in the gradients' own type, for models that are divided from now on."""
@@ -49,7 +49,7 @@ class Bf16Gradients(Lever):
 
     def evidence(self, session: Session) -> str | None:
         """Bytes of gradients, and as how many they were sent."""
-        found = session.communication(SUMMING_MODES)
+        found = session.communication()
         if not found.num_sent_bytes:
             return None
         return f"{found.num_bytes / 1e6:.3g} MB of gradients were sent as {found.num_sent_bytes / 1e6:.3g} MB"

@@ -109,7 +109,6 @@ class Numerics:
         outputs = dataclasses.replace(outputs, baseline_error=relative_error(outputs_again.values()))
         found = dataclasses.replace(
             self._compared_gradients(changed, first),
-            output_error=outputs.error if first.outputs else None,
             noise=noise,
             baseline_error=baseline_error,
             explained_cosine=explained,

@@ -114,7 +114,6 @@ def summary(check: str, compared: Mapping[Key, Apart], name: Callable[[Key | Non
         check=check,
         error=relative_error(each),
         slope=math.fsum(a.product for a in each) / size2 if size2 > 0 else 1.0,
-        cosine=cosine(each),
         worst=name(worst),
         worst_error=0.0 if worst is None else compared[worst].error,
         finite=all(math.isfinite(a.own_size) for a in each),

@@ -70,8 +70,7 @@ class RunningCheck:
 
     def __init__(self, group: Group, parameters: Callable[[], Tensors]) -> None:
         self._group, self._parameters = group, parameters
-        self.num_calls = self.num_mended = 0
-        """Of the latter: comparisons after which rank 0's parameters were given to all."""
+        self.num_calls = 0
         self._next_at = FIRST_AT
 
     def called(self) -> None:
@@ -100,7 +99,6 @@ class RunningCheck:
         spread = float((norms.max() - norms.min()) / norms.abs().max().clamp_min(1e-30))
         if not spread <= ROUNDING:  # also where it is no number
             raise self._diverged("their parameters", f"the norms of parameters differ by {spread:.1g}")
-        self.num_mended += 1
         for parameter in parameters:
             self._group.broadcast(parameter.data, "parameters of rank 0")
 

@@ -82,7 +82,7 @@ class Summing:
             group.serve(leaf.device)
         backwards = [*leaves[::-1], self._uses]
         dense = [False] * len(backwards)
-        first, most = group.communication.limits
+        first, most = group.communication.bucket_bytes
         buckets, limits = dist._compute_bucket_assignment_by_size(
             backwards, [first, most], dense, list(range(len(backwards)))
         )
@@ -92,7 +92,6 @@ class Summing:
             False,  # gradients are the leaves' own, no views of buckets
             first_bucket_bytes_cap=first,
         )  # fmt: skip
-        group.communication.num_buckets = max(group.communication.num_buckets, len(buckets))
         self._narrow = NarrowSums(group) if group.communication.in_bf16 else None
         if self._narrow is not None:
             dist._register_comm_hook(self._reducer, None, self._narrow.begin)
@@ -125,8 +124,7 @@ class Summing:
 def summed_in_buckets(tensors: Tensors, group: Group, name: str) -> Iterator[torch.Tensor]:
     """Sums over ranks, several tensors in one exchange."""
     bucket: list[torch.Tensor] = []
-    most = group.communication.limits[1]
-    num_buckets = 0
+    most = group.communication.bucket_bytes[1]
     for number, tensor in enumerate(tensors):
         bucket.append(tensor)
         following = tensors[number + 1] if number + 1 < len(tensors) else None
@@ -136,8 +134,7 @@ def summed_in_buckets(tensors: Tensors, group: Group, name: str) -> Iterator[tor
             sent = group.communication.to_send(flat) if group.communication.narrows(flat.dtype) else flat
             whole = group.sum(sent, name).to(flat.dtype).split([one.numel() for one in bucket])
             yield from (one.view(like.shape).clone() for one, like in zip(whole, bucket, strict=True))
-            bucket, num_buckets = [], num_buckets + 1
-    group.communication.num_buckets = max(group.communication.num_buckets, num_buckets)
+            bucket = []
 
 
 class Aliases(ParameterHolder):

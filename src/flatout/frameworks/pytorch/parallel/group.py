@@ -30,33 +30,17 @@ from flatout.records.ranks import RankPlace
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.observe.observer import Observer
 
-FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
-"""Source: `torch.nn.parallel.DistributedDataParallel`, its defaults."""
-
-EVERYTHING_BYTES = 1 << 46  # a bucket of this size holds any model
-
 
 class Communication:
     """What all sums of gradients of a run have in common."""
 
     def __init__(self) -> None:
-        self.bucket_bytes: int | None = None
-        """Size of the buckets; 0 for a single one, None for PyTorch's own sizes."""
+        self.bucket_bytes = (1 << 20, 25 << 20)
+        """Of the first one, which is to be under way early, and of the others; as `DistributedDataParallel` has it."""
         self.in_bf16 = False
         """Whether float32 gradients are sent and summed as bfloat16."""
-        self.num_buckets = 0
-        """Of the model that has most of them."""
         self.num_bytes = self.num_sent_bytes = 0
         """Of gradients that were to be summed as bfloat16, and as which they were sent."""
-
-    @property
-    def limits(self) -> tuple[int, int]:
-        """Bytes of the first bucket, which is to be under way early, and of the others."""
-        if self.bucket_bytes is None:
-            return FIRST_BUCKET_BYTES, BUCKET_BYTES
-        if not self.bucket_bytes:
-            return EVERYTHING_BYTES, EVERYTHING_BYTES
-        return min(FIRST_BUCKET_BYTES, self.bucket_bytes), self.bucket_bytes
 
     @contextmanager
     def in_full(self) -> Iterator[None]:

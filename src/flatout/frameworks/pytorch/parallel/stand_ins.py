@@ -11,7 +11,7 @@ import functools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,8 +19,6 @@ from torch import nn
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded_tensor import REPLICATE, Placement, become, part_of
 from flatout.frameworks.pytorch.parallel.torch_function import hook_of_wholes
-
-T = TypeVar("T", bound=torch.Tensor)
 
 
 class StandIns:

@@ -91,11 +91,6 @@ def to_dtype(transform: Any, value: Any) -> Rows:
     return Rows(value.kind, _new("to_dtype_image")(data, dtype=dtype, scale=transform.scale))
 
 
-def image_tensor() -> type | None:
-    """Torchvision's class of tensors that are images."""
-    return getattr(sys.modules.get("torchvision.tv_tensors"), "Image", None)
-
-
 def to_pure_tensor(transform: Any, value: Any) -> Rows:
     """What torchvision's `ToPureTensor` does with an image."""
     if type(value) is not Rows or value.kind not in ("tensor", "image_tensor"):
