@@ -9,14 +9,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conducting import FakePipe
+from conducting import FakePipe, in_this_process
 from flatout.child.orders import Order, SessionSpec
+from flatout.child.run import Run
 from flatout.child.trial import Trial
 from flatout.frameworks.pytorch import adapter
 from flatout.frameworks.pytorch.observe import devices, observer
 from flatout.records.facts import Facts
 from flatout.records.trace import Failure, Window
 from simulated_device import Mixture, OnDevice, Script, SimulatedDevice, Stream, Synchronizer
+
+_this_process = in_this_process
 
 ROUNDING = 1e-8
 """Windows are written down in whole nanoseconds."""
@@ -79,19 +82,22 @@ class Trained:
     def of(self, kind):
         return [record for record in self.written if isinstance(record, kind)]
 
-    def window(self, *, num_steps=1, skip_steps=1, observe="ends", at=None, **parts):
+    def window(self, *, num_steps=1, skip_steps=1, observe="ends", purpose="trial", at=None, **parts):
         """Measure one, with an evaluation and the like before the step `at` of it; also the true end of each step."""
         self.pipe.waiting.append(
-            Order(number=1, kind="window", observe=observe, num_steps=num_steps, skip_steps=skip_steps)
+            Order(number=1, kind="window", purpose=purpose, observe=observe, num_steps=num_steps, skip_steps=skip_steps)
         )
-        known = len(self.of(Window))
+        known = len(self.asked())
         for number in itertools.count():
             self.script.step(**(parts if number == at else {}))
-            if len(self.of(Window)) > known or number > 60:
+            if len(self.asked()) > known or number > 60:
                 break
         assert not self.of(Failure), self.of(Failure)
-        window = self.of(Window)[-1]
+        window = self.asked()[-1]
         return window, self.script.ends_s[-num_steps - 1 :]
+
+    def asked(self):
+        return [window for window in self.of(Window) if window.order >= 0]
 
     def end(self):
         self.pytorch.detach()
@@ -134,6 +140,10 @@ mixtures = st.builds(
 )  # fmt: skip
 
 
+TYPICAL = Mixture(host_s=5e-6, device_s=1e-4, forward=30, backward=60, optimizer=10)
+"""A step of 10 ms that Python is through with in half a millisecond."""
+
+
 def test_a_window_is_as_long_as_the_work_of_its_steps(train):
     watched = train().settle()
 
@@ -154,8 +164,24 @@ def test_a_window_is_as_long_as_the_work_of_its_steps(train):
     law()
 
 
-TYPICAL = Mixture(host_s=5e-6, device_s=1e-4, forward=30, backward=60, optimizer=10)
-"""A step of 10 ms that Python is through with in half a millisecond."""
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_what_a_run_compares_is_as_long_as_the_work_of_its_steps(train, num_steps):
+    one = train(TYPICAL, conductor=Run, mode="run", levers={}, learns=True).settle()
+    for _ in range(3):
+        window, ends_s = one.window(num_steps=num_steps, purpose="check")
+        assert window.step_s == pytest.approx([b - a for a, b in itertools.pairwise(ends_s)], abs=ROUNDING)
+        assert window.training_step_s == pytest.approx(one.script.true_step_s(), abs=ROUNDING)
+
+
+def test_a_run_that_is_taken_apart_leaves_out_the_step_that_fills_the_queue(train):
+    one = train(dataclasses.replace(TYPICAL, fetch_s=5e-3), conductor=Run, mode="run", takes_apart=True).settle()
+    for _ in range(40):
+        one.script.step()
+    windows = one.of(Window)
+    assert len(windows) >= 3 and {window.observe for window in windows} == {"phases"}
+    assert [w.training_step_s for w in windows] == pytest.approx(
+        [one.script.true_step_s()] * len(windows), abs=ROUNDING
+    )
 
 
 @pytest.mark.parametrize("reads", [(), ("end",), ("loss", "end")])

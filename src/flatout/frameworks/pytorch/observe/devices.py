@@ -79,23 +79,24 @@ def reads(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     >>> reads((torch.ones(1),), {})
     False
     """
-    return bool(args) and _kind(args[0]) != "cpu"
+    return _kind(*args[:1]) not in ("", "cpu")
 
 
 def copies(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether `to` or `cuda` copies from the host's memory to a device's, or back.
+    """Whether `to` copies from the host's memory to a device's, or back.
 
     >>> x = torch.ones(1)
     >>> copies((x, "cuda"), {}), copies((x, torch.half), {}), copies((x,), {"device": "cpu", "non_blocking": True})
     (True, False, False)
     """
+    source = _kind(*args[:1])
     kinds = {_target(one) for one in (*args[1:], *kwargs.values())} - {""}
-    return bool(args) and any((kind == "cpu") != (_kind(args[0]) == "cpu") for kind in kinds)
+    return bool(source) and any((kind == "cpu") != (source == "cpu") for kind in kinds)
 
 
 def to_device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether `cuda` copies its tensor there."""
-    return bool(args) and _kind(args[0]) == "cpu"
+    return _kind(*args[:1]) == "cpu"
 
 
 def _target(given: Any) -> str:
@@ -104,14 +105,15 @@ def _target(given: Any) -> str:
         return given.partition(":")[0]
     if isinstance(given, torch.device):
         return given.type
-    if isinstance(given, torch.Tensor):
-        return _kind(given)
-    return "the accelerator" if type(given) is int else ""
+    return "the accelerator" if type(given) is int else _kind(given)
 
 
-def _kind(tensor: torch.Tensor) -> str:
+def _kind(value: Any = None) -> str:
+    """Of the device on which a tensor lies; empty for anything else."""
+    if not isinstance(value, torch.Tensor):
+        return ""
     with torch._C.DisableTorchFunctionSubclass():  # a class of the script's own is not asked
-        return tensor.device.type
+        return value.device.type
 
 
 # -- its memory ------------------------------------------------------------------------------------------------------
