@@ -74,7 +74,8 @@ class SimulatedDevice:
     def stands_in(self, monkeypatch):
         """What the seam asks of PyTorch is asked of this one."""
         given = {
-            "new_event": lambda device: Event(self), "record": lambda event, device: event.record(),
+            "new_event": lambda device: Event(self), "record": lambda event, stream: event.record(stream),
+            "current_stream": lambda device: self.stream,
             "is_capturing": lambda device: self.capturing, "waits": lambda device: [(Synchronizer, "synchronize")],
             "of": lambda parameters: torch.device("cuda", 0), "in_use": lambda: torch.device("cuda", 0),
             "reads": lambda args, kwargs: isinstance(args[0], OnDevice),
@@ -103,9 +104,9 @@ class Event:
         self.at_s = None
         device.num_events += 1
 
-    def record(self):
+    def record(self, stream):
         assert not self.device.capturing, "what is recorded in a capture cannot be read"
-        self.at_s = max(self.device.now_s, self.device.stream.last_s)
+        self.at_s = max(self.device.now_s, stream.last_s)
 
     def query(self):
         return self.at_s <= self.device.now_s

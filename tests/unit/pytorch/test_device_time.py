@@ -68,7 +68,7 @@ class Trained:
         self.script.item()
 
     def to(self):
-        self.device.read(self.script.mixture.host_s, self.script.mixture.copy_s)
+        self.device.read(self.script.mixture.host_s, self.script.mixture.copy_s or 1e-4)
 
     def settle(self):
         while not self.of(Facts):
@@ -115,15 +115,17 @@ def waiting(original, wait):
 
 @pytest.fixture
 def train(monkeypatch):
-    """Makes a simulated script that is watched."""
+    """Makes a simulated script that is watched; one at a time."""
     made = []
 
     def make(*args, **kwargs):
+        for former in made[-1:]:
+            former.end()
         made.append(Trained(monkeypatch, *args, **kwargs))
         return made[-1]
 
     yield make
-    for one in made:
+    for one in made[-1:]:
         one.end()
 
 
@@ -196,10 +198,9 @@ def test_a_read_is_not_blamed_for_the_work_that_it_waits_for(train, reads):
 
 
 def test_a_batch_that_is_late_shows_as_data_and_one_that_is_not_as_nothing(train):
-    hidden, late = (train(dataclasses.replace(TYPICAL, fetch_s=fetch_s)).settle() for fetch_s in (5e-3, 50e-3))
-    window, _ = hidden.window(num_steps=4, observe="phases")
+    window, _ = train(dataclasses.replace(TYPICAL, fetch_s=5e-3)).settle().window(num_steps=4, observe="phases")
     assert sum(window.device_phases["data"]) == 0 and sum(window.phases["data"]) == pytest.approx(4 * 5e-3)
-    window, _ = late.window(num_steps=4, observe="phases")
+    window, _ = train(dataclasses.replace(TYPICAL, fetch_s=50e-3)).settle().window(num_steps=4, observe="phases")
     assert sum(window.device_phases["data"]) / sum(window.step_s) == pytest.approx(40e-3 / 50e-3, abs=0.03)
 
 
@@ -259,7 +260,7 @@ def test_values_and_copies_on_the_cpu_are_no_events_and_no_phases(train):
     small, kept = torch.ones(1), one.script.fetch
     one.script.fetch = lambda: [kept(), *((small.item(), bool(small), small.to(torch.float64)) for _ in range(100))]
     marks, record = [], devices.record
-    devices.record = lambda event, device: [marks.append(event), record(event, device)]
+    devices.record = lambda event, stream: [marks.append(event), record(event, stream)]
     try:
         window, _ = one.window(num_steps=2, observe="phases")
     finally:
@@ -295,7 +296,7 @@ def test_where_the_clock_fails_no_window_is_told(train, monkeypatch):
     one.pipe.waiting.append(Order(number=1, kind="window", observe="phases", num_steps=3))
     one.script.step()
     one.script.step()
-    monkeypatch.setattr(devices, "record", lambda event, device: 1 / 0)
+    monkeypatch.setattr(devices, "record", lambda event, stream: 1 / 0)
     for _ in range(5):
         one.script.step()
     monkeypatch.undo()
@@ -308,6 +309,23 @@ def test_work_on_another_stream_that_nobody_waits_for_is_in_no_step(train):
     one.device.streams["side"].done_s.append(1e9)
     window, _ = one.window(num_steps=2)
     assert window.training_step_s == pytest.approx(10e-3, rel=0.02)
+
+
+def test_a_copy_on_another_stream_takes_no_time_of_the_steps_own(train):
+    one = train(TYPICAL).settle()
+    fetch = one.script.fetch
+
+    def prefetch():
+        fetch()
+        one.device.current = "side"
+        one.script.value.to("cuda")
+        one.device.current = "main"
+
+    one.script.fetch = prefetch
+    window, ends_s = one.window(num_steps=3, observe="phases")
+    assert window.step_s == pytest.approx([b - a for a, b in itertools.pairwise(ends_s)], abs=ROUNDING)
+    assert all(seconds >= 0 for row in window.device_phases.values() for seconds in row)
+    assert sum(window.device_phases.get("copy", ())) < 1e-4 < sum(window.phases["copy"])
 
 
 def test_a_device_is_the_one_on_which_most_parameters_lie():

@@ -1,8 +1,9 @@
 """How long was each part of a step on the device's own clock? Exclusive times that sum to the step by construction.
 
-An event is recorded on the stream where a part begins or ends, and what lies between two of them, waiting included,
-belongs to the part that began at the first. They are read at the end of a window, which waits for the last of them
-and for nothing else. In: which part it is from here on, as the host's clock knows. Out: seconds by phase and step.
+An event is recorded where a part begins or ends, on the stream that was current where the window began; what lies
+between two of them, waiting included, belongs to the part that began at the first. They are read at the end of a
+window, which waits for the last of them and for nothing else. In: which part it is from here on, as the host's clock
+knows. Out: seconds by phase and step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class DeviceClock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._stream: torch.Stream | None = None
         self._pool: list[devices.Event] = []
         self._steps: list[list[Mark]] = []
         self._marks: list[Mark] = []
@@ -31,7 +33,7 @@ class DeviceClock:
     def start(self, phase: str) -> None:
         """A window begins here, where a step has ended."""
         self._take_back()
-        self._runs = True
+        self._runs, self._stream = True, devices.current_stream(self.device)
         self._mark(phase)
 
     def mark(self, phase: str) -> None:
@@ -40,12 +42,12 @@ class DeviceClock:
             self._mark(phase)
 
     def _mark(self, phase: str) -> None:
-        if self._is_marking:  # the collector of garbage has come in between
+        if self._is_marking or self._stream is None:  # the collector of garbage has come in between
             return
         self._is_marking = True
         try:
             event = self._pool.pop() if self._pool else devices.new_event(self.device)
-            devices.record(event, self.device)
+            devices.record(event, self._stream)
             self._marks.append((event, phase))
         finally:
             self._is_marking = False

@@ -54,9 +54,14 @@ def new_event(device: torch.device) -> Event:
     return torch.Event(device, enable_timing=True)
 
 
-def record(event: Event, device: torch.device) -> None:
-    """Set it to when the current stream of that device has done all it has been told so far."""
-    event.record(torch.accelerator.current_stream(device))
+def current_stream(device: torch.device) -> torch.Stream:
+    """On which that device is told what to do at present."""
+    return torch.accelerator.current_stream(device)
+
+
+def record(event: Event, stream: torch.Stream) -> None:
+    """Set it to when the stream has done all it has been told so far."""
+    event.record(stream)
 
 
 def is_capturing(device: torch.device) -> bool:
