@@ -420,7 +420,6 @@ def _result(command: Any) -> Result:
             spread_fraction={},
             outside_s={},
             not_observed=("copy", "communication", "sync"),
-            device_s={},
             num_steps=400,
             num_windows=4,
         ),

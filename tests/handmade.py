@@ -81,7 +81,6 @@ def anatomy(phases_s, *, not_observed=("copy", "communication", "sync"), **chang
         spread_fraction={},
         outside_s={},
         not_observed=tuple(name for name in not_observed if name not in phases_s),
-        device_s={},
         num_steps=40,
         num_windows=4,
     )

@@ -35,12 +35,12 @@ class Windows:
         if len(self._ends_s) < num:
             return
         told = self.framework.end_window()
-        steps_s = [b - a for a, b in zip([self._begun_s, *self._ends_s], self._ends_s, strict=False)]
+        python_s = [b - a for a, b in zip([self._begun_s, *self._ends_s], self._ends_s, strict=False)]
+        steps_s = told.get("step_s", python_s)
         device = {name: sum(row) / len(row) for name, row in told["device_phases"].items() if row}
         self.found = {
             "step_s": sum(steps_s) / num,
-            "drained_s": told.get("drained_s"),
-            "window_s": told.get("window_s"),
+            "python_step_s": sum(python_s) / num,
             "device_phases": device,
         }
         self._wanted = self._ends_s = None

@@ -100,7 +100,6 @@ def anatomy(phases_ms, *, not_observed=("copy", "communication"), outside_s=None
         spread_fraction={name: 0.006 for name in phases_ms if name != "unattributed"},
         outside_s=outside_s or {},
         not_observed=not_observed,
-        device_s={},
         num_steps=num_steps,
         num_windows=4,
     )
@@ -583,7 +582,6 @@ def hollow():
         spread_fraction={},
         outside_s={},
         not_observed=("data", "copy", "forward", "loss", "backward", "optimizer", "communication", "sync"),
-        device_s={},
         num_steps=0,
         num_windows=0,
     )
@@ -656,7 +654,7 @@ def gpu():
         header=header("train.py", framework_version="2.13.0+cu130", world_size=2),
         machine=machine,
         facts=replace(FACTS, device="cuda:0"),
-        anatomy=replace(plain, device_s={"forward": 2.0e-3, "backward": 3.9e-3, "optimizer": 0.4e-3}),
+        anatomy=replace(plain, host_s={"forward": 0.4e-3, "backward": 0.9e-3, "optimizer": 0.2e-3, "sync": 4.8e-3}),
         tuned_anatomy=None,
         trials=(won, trial({"bf16": {}}, 1.32, 1.29, 1.36, "disagrees", class_="precision", agreement="disagrees",
                            agreement_detail="gradient error 0.41 is not small against the noise between batches 0.62")),

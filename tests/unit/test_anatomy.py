@@ -121,10 +121,24 @@ def test_the_spread_is_between_windows_and_unknown_for_one():
     assert math.isnan(dissect([window((0.010,), {"data": 0.001})]).spread_fraction["data"])
 
 
-def test_the_devices_own_clock_is_kept_apart():
-    windows = [window((0.010, 0.010), {"forward": 0.001}, device_phases={"forward": (0.007, 0.009)})]
-    found = dissect(windows)
-    assert found.device_s == pytest.approx({"forward": 0.008}) and found.phases_s["forward"] == pytest.approx(0.001)
+ON_DEVICE = {"forward": (0.003, 0.003), "backward": (0.006, 0.006), "unattributed": (0.001, 0.001)}
+
+
+def test_the_account_is_the_devices_own_and_where_python_was_is_kept_apart():
+    found = dissect([window((0.010, 0.010), {"forward": 0.0005, "sync": 0.008}, device_phases=ON_DEVICE)])
+    assert found.phases_s == pytest.approx({"backward": 0.006, "forward": 0.003, "unattributed": 0.001})
+    assert found.host_s == pytest.approx({"forward": 0.0005, "sync": 0.008}) and found.step_s == pytest.approx(0.010)
+
+
+def test_an_old_window_that_was_as_long_as_launching_is_as_long_as_its_device_says():
+    found = dissect([window((0.001, 0.001), {"forward": 0.0005}, device_phases=ON_DEVICE)])
+    assert found.step_s == pytest.approx(0.010) and found.share("backward") == pytest.approx(0.6)
+
+
+def test_what_lies_between_steps_is_the_devices_too():
+    plain = {"outside_s": (0.0, 0.5), "device_phases": {**ON_DEVICE, "evaluation": (0.0, 0.5)}}
+    found = dissect([window((0.010, 0.510), {"evaluation": (0.0, 0.1)}, **plain)])
+    assert found.outside_s == pytest.approx({"evaluation": 0.25}) and found.step_s == pytest.approx(0.010)
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,17 @@ from dataclasses import replace
 
 import pytest
 
+from flatout.frameworks.pytorch.levers import registry
 from flatout.judge.activity import Activity, SlowSteps
-from flatout.judge.anatomy import Account
+from flatout.judge.anatomy import Account, dissect
 from flatout.judge.causes import Findings, arithmetic_of, saved
 from flatout.judge.diagnosis import BINDINGS, diagnose
 from flatout.judge.stats import Comparison
 from flatout.records.ceilings import Ceiling, Ceilings
 from flatout.records.facts import BusyThread
 from flatout.records.trace import Census, Operation, Scaling
-from handmade import FACTS, LOADER, MACHINE, MODEL, anatomy
+from flatout.trials.search.space import bound_of
+from handmade import FACTS, LOADER, MACHINE, MODEL, anatomy, window
 
 GPU = replace(FACTS, device="cuda")
 
@@ -111,6 +113,7 @@ PLANTED = {
     "host synchronisation": findings(
         {"sync": 0.6, "forward": 0.1, "backward": 0.2, "data": 0.1}, facts=GPU, census=census(num_syncs=40)
     ),
+    "copies": findings({"copy": 0.6, "forward": 0.1, "backward": 0.2, "data": 0.1}, facts=GPU),
     "thread oversubscription": findings(
         MODEL_BOUND, facts=replace(FACTS, num_threads=8), counterfactuals={"fitting_threads": compared(1.8)}
     ),
@@ -135,6 +138,21 @@ PLANTED = {
     "nothing": findings({f"part{number}": 0.025 for number in range(36)} | {name: 0.025 for name in ("data", "loss",
                         "forward", "backward")}),
 }  # fmt: skip
+
+
+def test_a_device_that_works_all_the_time_is_not_held_back_by_the_reads_that_wait_for_it():
+    python = {"sync": 0.8, "forward": 0.02, "backward": 0.04, "optimizer": 0.01}
+    device = {"forward": (0.3,), "backward": (0.6,), "optimizer": (0.06,), "sync": (0.01,), "unattributed": (0.03,)}
+    seen = dissect([window((1.0,), python, device_phases=device)])
+    prints = Activity(num_samples=100, output_share=0.4)
+    found = diagnose(replace(findings({}, facts=GPU, activity=prints), anatomy=seen))
+    assert found.binding == "compute" and bound(found, "no host synchronisation").ratio == pytest.approx(
+        1.01, abs=0.005
+    )
+    assert bound_of(registry()["bf16"], found) > 3
+    assert any("Python" in line and "sync" in line for line in found.evidence)
+    blamed = diagnose(replace(findings({}, facts=GPU), anatomy=dissect([window((1.0,), python)])))
+    assert blamed.binding == "host synchronisation", "which is what the host's own clock says"
 
 
 def test_there_is_a_planted_bottleneck_for_each_binding():

@@ -82,8 +82,8 @@ class Played:
         except BlockingIOError:
             return None
 
-    def settles(self):
-        facts = Facts(device="cpu", models=(), optimizers=(), loaders=(), num_threads=1, warm_up_step_s=0.01)
+    def settles(self, **what):
+        facts = Facts(device="cpu", models=(), optimizers=(), loaders=(), num_threads=1, warm_up_step_s=0.01, **what)
         self.says(HEADER, facts, Ready(order=-1, num_steps=6))
 
     def answers(self, order, step_s, **what):
@@ -120,6 +120,12 @@ def next_of_check(child):
         child.answers(order, 0.01)
         order = child.order()
     return order
+
+
+def test_where_no_step_can_be_measured_nothing_is_asked_of_a_run(watched):
+    child = watched()
+    child.settles(not_measured="the clock of `mps` is not known here")
+    assert child.order() is None
 
 
 def test_between_pairs_the_plan_runs_on_so_that_a_check_costs_a_short_run_little(watched):

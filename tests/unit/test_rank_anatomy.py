@@ -16,7 +16,7 @@ from shown import on_page, on_screen
 def anatomy(**phases_s: float) -> Anatomy:
     return Anatomy(
         step_s=sum(phases_s.values()), phases_s=phases_s, spread_fraction={}, outside_s={}, not_observed=(),
-        device_s={}, num_steps=14, num_windows=2,
+        num_steps=14, num_windows=2,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from flatout.run.script import Script
 from flatout.trials import bench, tune
 from flatout.trials.child_failures import CandidateFailed, cannot_measure
 from flatout.trials.terms import Terms
-from handmade import HEADER
+from handmade import FACTS, HEADER
 
 
 @pytest.mark.parametrize(
@@ -184,6 +184,14 @@ def test_a_script_whose_facts_could_not_be_written_is_refused_with_the_reason(tm
     with pytest.raises(Inconclusive, match=r"`train\.py` trains, but what it does could not be recorded") as caught:
         one.start()
     assert caught.value.cause == cause and "report" in caught.value.hint
+
+
+def test_a_script_on_a_device_whose_clock_is_not_known_is_refused(tmp_path, monkeypatch):
+    facts = replace(FACTS, device="mps", not_measured="the clock of `mps` is not known here")
+    one = bench.Bench(Script(path="train.py"), tmp_path, {}, Terms(isolate=False))
+    monkeypatch.setattr(one, "_launch", lambda environment: setattr(one, "_child", Standing(HEADER, facts)))
+    with pytest.raises(Inconclusive, match="steps on `mps` are not measured here"):
+        one.start()
 
 
 def test_a_plain_window_that_could_not_be_written_is_told_and_one_under_levers_is_a_failed_candidate(tmp_path):

@@ -76,6 +76,10 @@ class Conductor:
         """Until this moment steps are only counted; 0 where each is looked at."""
         self._awaiting: Callable[[], None] | None = None
         self._window: OpenWindow | None = None
+        self._awaited: Order | None = None
+        """The window that is opened when so many steps have been skipped."""
+        self._least_skip = 0
+        """Where a device has a queue, 1: it was waited for, and a step that fills it again takes longer than others."""
         self._num_windows = 0
         self._skip = 0
         self._skips_since_s = 0.0
@@ -286,7 +290,7 @@ class Conductor:
     def _abandon_order(self) -> None:
         """Answer an order that broke, so that the parent does not wait for it; what it began is forgotten."""
         order, self._order = self._order, None
-        self._window, self._awaiting, self._skip = None, None, 0
+        self._window, self._awaiting, self._awaited = None, None, None
         if order is not None:
             self._write(Ready(order=order.number, num_steps=self.num_steps))
 
@@ -307,11 +311,11 @@ class Conductor:
                 self._finish_order()
         elif self._settled_at is None:
             self._settle(step.ended_s)
-        elif self._skip > 0:
+        elif self._awaited is not None:
             for_long = self._checking and step.ended_s - self._skips_since_s > MOST_SKIP_S  # each may compile anew
             self._skip = 0 if for_long else self._skip - 1
-            if self._skip == 0 and self._order is not None:
-                self._open_window(self._order)
+            if self._skip <= 0:
+                self._open_window(self._awaited)
         if self._unproven and self._settled_at is not None and self.num_steps == self._settled_at + EFFECT_STEPS:
             self._note_effects(*self.framework.evidence(), order=-1)
         if self._settled_at is not None:
@@ -327,7 +331,9 @@ class Conductor:
         try:
             step_s = (now_s - self._settling_since_s) / num_measured
             try:
-                self._write(dataclasses.replace(self.framework.facts(), warm_up_step_s=step_s))
+                facts = self.framework.facts()
+                self._least_skip = int(facts.device != "cpu")
+                self._write(dataclasses.replace(facts, warm_up_step_s=facts.warm_up_step_s or step_s))
             except Exception as problem:  # noqa: BLE001  the rest is recorded, and a run's levers do not depend on it
                 self.on_failure("recorder", problem)
             self._on_settled()
@@ -347,7 +353,7 @@ class Conductor:
 
     def _begin_order(self, order: Order) -> None:
         self._close_window()
-        self._order = order
+        self._order, self._awaited = order, None
         self._checking = order.purpose == "check"
         self.framework.counterfactual("free_data", order.kind == "window" and "free_data" in order.levers)
         if order.kind == "window":
@@ -383,9 +389,7 @@ class Conductor:
             self._finish_order()
             return
         self.framework.observe("off")
-        self._skip, self._skips_since_s = order.skip_steps, self._last_end_s
-        if self._skip <= 0:
-            self._open_window(order)
+        self._await_window(order)
 
     def _toggle(self, levers: Any, reason: str, *, noted: bool = False) -> bool:
         """Engage exactly these; `noted`: it is written down also where nothing had to be changed."""
@@ -405,7 +409,15 @@ class Conductor:
 
     # -- windows -------------------------------------------------------------------------------------------------
 
+    def _await_window(self, order: Order) -> None:
+        """Open it after the steps that are to be skipped."""
+        self._skip, self._skips_since_s = max(order.skip_steps, self._least_skip), self._last_end_s
+        self._awaited = order
+        if self._skip <= 0:
+            self._open_window(order)
+
     def _open_window(self, order: Order) -> None:
+        self._awaited = None
         window = OpenWindow(order, index=self._num_windows, started_s=0.0)
         if order.number >= 0:  # nobody judges by free windows, and a look at all processes is not free
             window.foreign = foreign_cpu.take(os.getsid(0))

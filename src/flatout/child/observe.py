@@ -85,7 +85,7 @@ class Observation:
             self._open.add(step)
             if self._open.complete:
                 self._close()
-        if self._open is None and self._framework.settled():
+        if self._open is None and self._framework.settled() and not (self.facts and self.facts.not_measured):
             self._begin()
 
     def on_update(self) -> None:
@@ -102,6 +102,9 @@ class Observation:
     def _begin(self) -> None:
         if self.facts is None:
             self.facts = self._framework.facts()
+            if self.facts.not_measured:
+                self.problems.append(f"nothing was measured: {self.facts.not_measured}")
+                return
         order = Order(number=-1, kind="window", purpose="observed", observe="phases", num_steps=WINDOW_STEPS)
         self._framework.observe("phases")
         now_s = self._framework.start_window()

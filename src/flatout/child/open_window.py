@@ -14,7 +14,7 @@ from flatout.records.trace import OUTSIDE, Window
 
 
 class OpenWindow:
-    """A window that is being measured."""
+    """A window that is being measured: its steps by when Python was through with them, until it is recorded."""
 
     def __init__(
         self, order: Order, *, index: int, started_s: float, when_done: Callable[[], None] | None = None
@@ -68,13 +68,16 @@ class OpenWindow:
         num = len(self.step_s)
         phases, named_s = _whole({name: row + [0.0] * (num - len(row)) for name, row in self._phases.items()})
         device_phases, named_on_device_s = _whole(found.get("device_phases", {}))
+        step_s, outside_s = found.get("step_s", self.step_s), found.get("outside_s", self._outside_s)
+        if len(step_s) != num:
+            raise RuntimeError(f"{num} steps have ended, and the device's clock has seen {len(step_s)}")
         return Window(
             index=self.index,
             purpose=self.order.purpose,
             levers=self.order.levers,
             observe=self.order.observe,
-            step_s=tuple(round(s, 9) for s in self.step_s),  # a clock knows no more than nanoseconds
-            outside_s=tuple(round(s, 9) for s in self._outside_s),
+            step_s=tuple(round(s, 9) for s in step_s),  # a clock knows no more than nanoseconds
+            outside_s=tuple(round(s, 9) for s in outside_s),
             start_s=self._start_on_trace_s,
             phases=phases,
             device_phases=device_phases,

@@ -86,20 +86,23 @@ class Run(Conductor):
 
     def _open_free_window(self) -> None:
         """In a run: windows without an order, so that the trace shows the whole run at little cost."""
-        if self._window is not None or self._trace is None or self._order is not None:
+        if self._window or self._awaited or self._trace is None or self._order is not None:
             return
         spec = self.spec
         awaits_first = bool(spec.levers or spec.learns) and not self._num_windows
         observe: Literal["phases", "ends", "off"] = "ends" if spec.keep_losses or awaits_first else "off"
         age_s = time.perf_counter() - self._started_s
-        self._open_window(
-            Order(
-                number=-1,
-                kind="window",
-                purpose="run",
-                levers=self.framework.engaged(),
-                limit_s=1.0 if age_s < EARLY_S else 5.0,
-                observe="phases" if spec.takes_apart else observe,
-                num_steps=STEPS_APART if spec.takes_apart else 2000,
-            )
+        order = Order(
+            number=-1,
+            kind="window",
+            purpose="run",
+            levers=self.framework.engaged(),
+            limit_s=1.0 if age_s < EARLY_S else 5.0,
+            observe="phases" if spec.takes_apart else observe,
+            num_steps=STEPS_APART if spec.takes_apart else 2000,
+            skip_steps=0,
         )
+        if spec.takes_apart:
+            self._await_window(order)
+        else:  # a step in thousands, and no loss is left out
+            self._open_window(order)

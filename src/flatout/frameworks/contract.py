@@ -141,7 +141,7 @@ class Framework(Protocol):
         """Whether the model's outermost calls have been found, so that facts are complete."""
 
     def facts(self) -> Facts:
-        """What the script turned out to do."""
+        """What the script turned out to do; `warm_up_step_s` too, where only a device's own clock tells it."""
 
     def prepare(self, levers: Levers, *, trial: bool, learns: bool = False) -> None:
         """Before the script continues: engage levers that do not wait for a step.
@@ -172,7 +172,7 @@ class Framework(Protocol):
         """Tell of steps at the least cost, until anything is to be observed or engaged again."""
 
     def start_window(self) -> float:
-        """A window begins: wait for the device once, reset counters; the `perf_counter` at which it starts."""
+        """A window begins: reset counters; the `perf_counter` at which it starts. A device is not waited for."""
 
     def num_missed_steps(self) -> int:
         """Steps made before it was known what a step is, of which `on_step` was not told."""
@@ -181,9 +181,11 @@ class Framework(Protocol):
         """About when the first step of all was over, told of or not, by `perf_counter`; None where none was seen."""
 
     def end_window(self) -> Mapping[str, Any]:
-        """A window ends: wait for the device once; `losses`, `device_phases`, `recompilations`, `peak_memory_bytes`.
+        """A window ends: `losses`, `device_phases`, `recompilations`, `peak_memory_bytes`.
 
-        Where they were looked for, also `stacks` and `host_reads`, without their numbers of steps.
+        Where steps end later than Python is through with them, because a device has a queue, its last step is waited
+        for, and `step_s` and `outside_s` of each are told by that device's own clock (not at `off`). Where they were
+        looked for, also `stacks` and `host_reads`, without their numbers of steps.
         """
 
     def begin_capture(self) -> None:

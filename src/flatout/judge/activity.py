@@ -190,10 +190,10 @@ def _slow_phase(windows: Sequence[Window]) -> str:
     if len(steps) < 20:
         return ""
     usual_s = stats.quantile(sorted(steps), 0.5)
-    names = sorted({name for w in windows for name in w.phases})
+    names = sorted({name for w in windows for name in w.account} - {"unattributed"})
     excess: dict[str, float] = {}
     for name in names:
-        spent = [s for w in windows for s in w.phases.get(name, (0.0,) * w.num_steps)]
+        spent = [s for w in windows for s in w.account.get(name, (0.0,) * w.num_steps)]
         if len(spent) != len(steps):
             continue
         usual = stats.quantile(sorted(spent), 0.5)

@@ -23,6 +23,9 @@ MOST_DRIFT = 2.0
 RECORDING_S = 70e-6
 """What timing the phases of a step makes it longer by: 3.4 to 7.8 % of 0.9 ms in runs of `benchmarks/overhead.py`."""
 
+MARKING_S = 100e-6
+"""The same for the marks on a device's clock, some 20 events of up to 5 µs; not yet measured on one."""
+
 ROUNDING = 1e-12
 """A remainder below this share of the whole comes from adding floats."""
 
@@ -34,12 +37,13 @@ class Anatomy:
     Attributes:
         step_s: Mean wall seconds of a training step (without `outside_s`).
         phases_s: Seconds by phase within the step, largest first, `unattributed` last; they and nothing else sum to
-            `step_s`. `unattributed` is below 0 where something was counted twice.
+            `step_s`. `unattributed` is below 0 where something was counted twice. By the clock of the device that
+            trains, where it has a queue: what lies between two of its marks, waiting included.
         spread_fraction: By phase, half the interquartile range of its share of the step between windows; NaN with one.
             Of what lies between steps, the standard error of its share of all the time that so few of them leave.
         outside_s: Seconds per step of what lies between steps (evaluation, checkpoints).
         not_observed: Phases that could not be seen in this run; none of them is known to be 0.
-        device_s: Seconds by phase on the device's own clock; empty on a CPU.
+        host_s: Seconds by phase where Python was meanwhile, where `phases_s` are a device's; else empty.
         not_trained_s: Of `forward`, seconds in models that no optimizer trains, by name.
         num_steps: Steps behind the means.
         num_windows: Windows behind the spread.
@@ -50,9 +54,9 @@ class Anatomy:
     spread_fraction: Mapping[str, float]
     outside_s: Mapping[str, float]
     not_observed: tuple[str, ...]
-    device_s: Mapping[str, float]
     num_steps: int
     num_windows: int
+    host_s: Mapping[str, float] = field(default_factory=dict)
     not_trained_s: Mapping[str, float] = field(default_factory=dict)
 
     def share(self, phase: str) -> float | None:
@@ -127,7 +131,7 @@ def dissect(windows: Sequence[Window], beside: Sequence[Window] = ()) -> Anatomy
         Inconclusive: No window with phases and at least one step that took time.
     """
     seen = [w for w in windows if w.observe == "phases" and w.num_steps]
-    training_s = math.fsum(w.training_s for w in seen)
+    training_s = math.fsum(map(_training_s, seen))
     if not training_s > 0:
         raise Inconclusive(
             "no step was taken apart",
@@ -135,7 +139,7 @@ def dissect(windows: Sequence[Window], beside: Sequence[Window] = ()) -> Anatomy
             hint="give the script more steps, e.g. more epochs",
         )
     num_steps = sum(w.num_steps for w in seen)
-    inside = sorted({name for w in seen for name in w.phases if name not in (*OUTSIDE, "unattributed")})
+    inside = sorted({name for w in seen for name in w.account if name not in (*OUTSIDE, "unattributed")})
     totals = {name: math.fsum(_total(w, name) for w in seen) for name in inside}
     rest_s = training_s - math.fsum(totals.values())
     totals["unattributed"] = 0.0 if abs(rest_s) < ROUNDING * training_s else rest_s
@@ -148,23 +152,30 @@ def dissect(windows: Sequence[Window], beside: Sequence[Window] = ()) -> Anatomy
         spread_fraction={**{name: _spread(seen, name) for name in (*inside, "unattributed")}, **errors},
         outside_s=outside,
         not_observed=tuple(name for name in PHASES if name not in totals and name not in (*OUTSIDE, *AS_IT_COMES)),
-        device_s=_device(seen, num_steps),
         num_steps=num_steps,
         num_windows=len(seen),
+        host_s=_of_host(seen, num_steps),
         not_trained_s={name: math.fsum(w.not_trained_s.get(name, 0.0) for w in seen) / num_steps for name in names},
     )
 
 
+def _training_s(window: Window) -> float:
+    """Seconds of its steps; of a device the sum of its phases, for windows were once as long as Python's part."""
+    if not window.device_phases:
+        return window.training_s
+    return math.fsum(math.fsum(spent) for phase, spent in window.account.items() if phase not in OUTSIDE)
+
+
 def _total(window: Window, name: str) -> float:
     if name == "unattributed":
-        return window.training_s - math.fsum(
-            math.fsum(spent) for phase, spent in window.phases.items() if phase not in (*OUTSIDE, "unattributed")
+        return _training_s(window) - math.fsum(
+            math.fsum(spent) for phase, spent in window.account.items() if phase not in (*OUTSIDE, "unattributed")
         )
-    return math.fsum(window.phases.get(name, ()))
+    return math.fsum(window.account.get(name, ()))
 
 
 def _spread(windows: Sequence[Window], name: str) -> float:
-    shares = [_total(w, name) / w.training_s for w in windows if w.training_s > 0]
+    shares = [_total(w, name) / _training_s(w) for w in windows if _training_s(w) > 0]
     if len(shares) < 2:
         return float("nan")
     ordered = sorted(shares)
@@ -176,7 +187,7 @@ def _between(windows: Sequence[Window]) -> tuple[dict[str, float], dict[str, flo
     num_steps, all_s = sum(w.num_steps for w in windows), math.fsum(math.fsum(w.step_s) for w in windows)
     seconds, errors = {}, {}
     for name in OUTSIDE:
-        seen_s = [spent_s for w in windows for spent_s in w.phases.get(name, ()) if spent_s > 0]
+        seen_s = [spent_s for w in windows for spent_s in w.account.get(name, ()) if spent_s > 0]
         if seen_s:
             share = math.fsum(seen_s) / all_s
             seconds[name] = math.fsum(seen_s) / num_steps
@@ -184,6 +195,7 @@ def _between(windows: Sequence[Window]) -> tuple[dict[str, float], dict[str, flo
     return seconds, errors
 
 
-def _device(windows: Sequence[Window], num_steps: int) -> dict[str, float]:
-    names = sorted({name for w in windows for name in w.device_phases})
-    return {name: math.fsum(math.fsum(w.device_phases.get(name, ())) for w in windows) / num_steps for name in names}
+def _of_host(windows: Sequence[Window], num_steps: int) -> dict[str, float]:
+    seen = [w for w in windows if w.device_phases]
+    names = sorted({name for w in seen for name in w.phases if name not in OUTSIDE})
+    return {name: math.fsum(math.fsum(w.phases.get(name, ())) for w in seen) / num_steps for name in names}

@@ -230,6 +230,7 @@ def interruptions(found: Findings) -> dict[str, float]:
     return {
         "checkpoints": between_s(found, "checkpoints"),
         "garbage collection": phase_s(found, "garbage"),
+        "copies": phase_s(found, "copy"),
         **_outside_of_phases(found),
     }
 
@@ -247,6 +248,8 @@ def _outside_of_phases(found: Findings) -> dict[str, float]:
     step_s, activity, slow = found.anatomy.step_s, found.activity or Activity(num_samples=0), found.slow_steps
     rest_s = max(phase_s(found, "unattributed"), 0.0)
     output_s, waiting_s = activity.output_share * step_s, activity.waiting_share * step_s
+    if found.anatomy.host_s:  # what Python does while a device works costs nothing
+        output_s, waiting_s = min(output_s, rest_s), min(waiting_s, rest_s)
     paging_s = 0.0
     if activity.faults_per_step >= FAULTS:  # what else lines do that stall, nobody can tell
         stalled_s, faults_s = activity.stalled_share * step_s, activity.faults_per_step * FAULT_S
@@ -264,7 +267,7 @@ def _outside_of_phases(found: Findings) -> dict[str, float]:
 def share_errors(found: Findings) -> dict[str, float]:
     """Half of the 95 % interval of what would be gone without an interruption, as a share of what it is a part of."""
     activity, slow, seconds, step_s = found.activity, found.slow_steps, interruptions(found), found.anatomy.step_s
-    seen = {"garbage collection": "garbage", "own code": "unattributed"}
+    seen = {"garbage collection": "garbage", "own code": "unattributed", "copies": "copy"}
     errors = {cause: phase_error(found, name) for cause, name in seen.items()}
     errors |= {cause: 1.96 * found.anatomy.spread_fraction.get(name, math.nan) for cause, name in BETWEEN.items()}
     if activity is not None and activity.num_samples:

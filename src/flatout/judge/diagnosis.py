@@ -363,6 +363,9 @@ def _evidence(binding: str, found: Findings) -> list[str]:
         for name, share in shares.items()
         if share >= WORTH_A_PLACE
     ]
+    if host_s := found.anatomy.host_s:
+        name, seconds = max(host_s.items(), key=lambda item: item[1])
+        lines.append(f"Python meanwhile was in {name} for {_percent(seconds / math.fsum(host_s.values()))} of its time")
     if activity is not None:
         parts = sorted(activity.data_parts.items(), key=lambda item: -item[1])
         said = [f"{name} {_percent(share)}" for name, share in parts if share >= WORTH_A_PLACE]

@@ -41,6 +41,9 @@ CAUSES = {
     "host synchronisation": Cause(
         "the program waits for single values from the device", "no host synchronisation", "sync"
     ),
+    "copies": Cause(
+        "training waits while batches are copied to the device", "no copies to the device", "copy", SHARE, ("copy",)
+    ),
     "thread oversubscription": Cause(remedy="threads that fit"),
     "debug switches": Cause(remedy="no debug switches"),
     "interpreter": Cause(remedy="an interpreter that is passed on at once"),

@@ -111,7 +111,7 @@ def each_window(path: Path, remarks: list[str]) -> Iterator[tuple[Header, Window
         if isinstance(record, Header):
             header = record
         elif isinstance(record, Window) and header is not None:
-            if any(len(times) != record.num_steps for times in (record.outside_s, *record.phases.values())):
+            if any(len(times) != record.num_steps for times in (record.outside_s, *record.account.values())):
                 num_odd += 1
             else:
                 yield header, record
@@ -138,6 +138,6 @@ def _span(window: Window, first: int, last: int) -> Span:
         return math.fsum(values[first:last]) / (last - first)
 
     step_s = mean_s(window.step_s) - mean_s(window.outside_s)
-    phases_s = {name: mean_s(values) for name, values in window.phases.items() if name != "unattributed"}
+    phases_s = {name: mean_s(values) for name, values in window.account.items() if name != "unattributed"}
     inside_s = math.fsum(value for name, value in phases_s.items() if name not in OUTSIDE)
     return Span(step_s=step_s, phases_s={**phases_s, "unattributed": step_s - inside_s})

@@ -140,6 +140,8 @@ class Facts:
     """What may slow each step and is set for the process, such as `CUDA_LAUNCH_BLOCKING=1`, or watches it."""
     busy_threads: tuple[BusyThread, ...] = ()
     """Python threads that compute beside the one that trains; none in a run."""
+    not_measured: str = ""
+    """Why the time of steps cannot be measured on this device; empty where it can."""
 
     @property
     def trained_models(self) -> tuple[ModelFacts, ...]:

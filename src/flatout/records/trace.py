@@ -82,12 +82,14 @@ class Window:
             from them, where they show; `phases` times the parts of each step as well; `stacks` also looks at what
             the thread does, which costs it some time; `reads` notes, beside step ends, where values are read on the
             host, which costs some time as well.
-        step_s: Wall seconds of each step, end to end.
+        step_s: Wall seconds of each step, end to end: by the clock of the device that trains, where it has a queue;
+            of `off`, where nobody waits for it, by when Python was through with the step.
         outside_s: Seconds of each step that evaluation and checkpoints took; they lie inside `step_s`. 0 where nobody
             looked (`off`).
-        phases: Seconds of each step by phase; a phase that cannot be seen is absent, never 0. Of `ends` and `reads`
-            evaluation and checkpoints alone.
-        device_phases: The same on the device's own clock, where there is one.
+        phases: Seconds of each step by phase, where Python was; a phase that cannot be seen is absent, never 0. Of
+            `ends` and `reads` evaluation and checkpoints alone.
+        device_phases: The same on the clock of a device with a queue, `unattributed` included: what lies between two
+            marks, waiting included, so that they sum to the step.
         not_trained_s: Of `forward`, seconds of all steps in models that no optimizer trains, by name, on the device's
             clock where there is one.
         losses: The loss of each step, as far as `backward` was given one.
@@ -129,6 +131,11 @@ class Window:
         Where the next pass has begun as well, that counts already.
         """
         return self.smaller_batches > self.new_epochs and self.smaller_batches > SHORT * len(self.step_s)
+
+    @property
+    def account(self) -> Mapping[str, tuple[float, ...]]:
+        """The phases whose seconds sum to the steps: the device's where it has a queue, else those of Python."""
+        return self.device_phases or self.phases
 
     @property
     def num_steps(self) -> int:

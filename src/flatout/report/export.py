@@ -85,7 +85,7 @@ def export(run: str | None, path: Path) -> Exported:
 
     def text() -> Iterator[str]:
         if kind == ".csv":  # whose columns are known only when all has been read once
-            seen = {name for _, _, window in _traced(place, []) for name in window.phases}
+            seen = {name for _, _, window in _traced(place, []) for name in window.account}
             yield from _csv_text(counted(), sorted(seen - {*PHASES}))
         else:
             yield from _perfetto_text(counted())
@@ -145,7 +145,7 @@ def _csv_text(found: Iterable[_Traced], more_phases: Iterable[str]) -> Iterator[
             accumulate(window.step_s[:-1], initial=window.start_s),
             window.step_s,
             window.outside_s,
-            *(window.phases.get(name, empty) for name in names),
+            *(window.account.get(name, empty) for name in names),
             _losses(window),
         )
         fixed = (child, window.index, window.purpose, label(window.levers))
@@ -200,7 +200,7 @@ def _events(window: Window, pid: int, begun_s: float) -> Iterator[dict[str, Any]
         step_end_s = start_s + step_s
         yield lasting(2, "step", start_s, step_end_s, {"window": window.index, "step": step})
         phase_start_s = start_s
-        for name, values in window.phases.items():
+        for name, values in window.account.items():
             if values[step] > 0 and name != "unattributed":
                 stop_s = min(phase_start_s + values[step], step_end_s)  # what was counted twice would run into the next
                 yield lasting(3, name, phase_start_s, stop_s, {"phase_s": values[step]})

@@ -162,9 +162,10 @@ def _not_in_the_account(result: Result) -> list[Item]:
     if anatomy.not_observed:
         names = ", ".join(anatomy.not_observed)
         found.append(Row(label="  not observed", note=names, aside="  (which is not the same as none)"))
-    if anatomy.device_s:
-        clock = " · ".join(f"{name} {words.seconds(value)}" for name, value in anatomy.device_s.items())
-        found.append(Row(label="  on the GPU", note=clock))
+    if anatomy.host_s:
+        largest = sorted(anatomy.host_s.items(), key=lambda one: -one[1])
+        clock = " · ".join(f"{name} {words.seconds(value)}" for name, value in largest)
+        found.append(Row(label="  Python was", note=f"in {clock}"))
     for name, outside_s in anatomy.outside_s.items():
         share = words.share(outside_s / anatomy.all_s)
         note = f"{words.seconds(outside_s)} a step, between steps: {share} of all the time, in no ratio"

@@ -91,7 +91,9 @@ class Controller:
         return WindowRequest(levers=untoggled(self.plan, self._registry), purpose="run") if looked else None
 
     def _first(self, facts: Facts | None) -> Generator[WindowRequest, WindowResult, None]:
-        """Learn and check, and set the guard."""
+        """Learn and check, and set the guard; nothing of it where no step can be measured."""
+        if facts is not None and facts.not_measured:
+            return
         step_s = facts.warm_up_step_s if facts is not None and facts.warm_up_step_s > 0 else 0.1
         if self._learner is not None and facts is not None:
             self.is_learning = True

@@ -17,7 +17,7 @@ from typing import TypeVar
 from flatout.errors import Inconclusive
 from flatout.judge import stats
 from flatout.judge.activity import Activity, activity_of, slow_steps
-from flatout.judge.anatomy import RECORDING_S, Account, Anatomy, dissect
+from flatout.judge.anatomy import MARKING_S, RECORDING_S, Account, Anatomy, dissect
 from flatout.judge.causes import WORTHWHILE, Findings
 from flatout.judge.diagnosis import Diagnosis, diagnose
 from flatout.judge.paired import SCREENING, Enough, Extent, is_calm
@@ -172,7 +172,7 @@ class Baseline:
         return Account(
             plain_s=tuple(w.training_step_s for w in plain if w.training_s > 0),
             other_s=tuple(w.training_step_s for w in others if w.training_s > 0),
-            cost_s=RECORDING_S if observe == "phases" else math.inf,
+            cost_s=RECORDING_S + MARKING_S * any(w.device_phases for w in others) if observe == "phases" else math.inf,
         )
 
     def _in_turn(self, account: Account, purpose: str, observe: str) -> Account:

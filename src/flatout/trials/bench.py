@@ -149,6 +149,12 @@ class Bench:
         self._note(records)
         if self.header is None or self.facts is None:
             raise cannot_record(self.script, "what it does", records)
+        if self.facts.not_measured:
+            raise Inconclusive(
+                f"steps on `{self.facts.device}` are not measured here",
+                cause=self.facts.not_measured,
+                hint="train on a CPU or a CUDA device; `flatout run` runs the script as it is",
+            )
         for note in isolation.notes(self._scratch) if self._scratch is not None else ():
             self.warnings[note] = None
 
@@ -373,6 +379,8 @@ class Bench:
         loaders = self.facts.loaders if self.facts is not None else ()
         num_batches = loaders[0].num_batches if loaders else None
         self.size = size_for(self._training_guess_s, num_batches, self.step_guess_s - self._training_guess_s)
+        if self.facts is not None and self.facts.device != "cpu":  # one step fills the device's queue again
+            self.size = replace(self.size, skip_steps=max(self.size.skip_steps, 1))
         self._fit_into_a_run()
 
     def _fit_into_a_run(self) -> None:

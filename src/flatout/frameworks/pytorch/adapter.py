@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from flatout.frameworks.pytorch.input.loaders import Loaders
 from flatout.frameworks.pytorch.levers import registry
 from flatout.frameworks.pytorch.numerics.capture import Capture
 from flatout.frameworks.pytorch.numerics.compare import Numerics
+from flatout.frameworks.pytorch.observe import devices
 from flatout.frameworks.pytorch.observe.memory import peak_bytes, reset_peak
 from flatout.frameworks.pytorch.observe.observer import Observer
 from flatout.frameworks.pytorch.seams import patches
@@ -27,7 +29,7 @@ from flatout.frameworks.pytorch.steps import Steps
 from flatout.guest.interruptions import raised_by_handler
 from flatout.guest.tracebacks import hide_ours
 from flatout.records.facts import Facts
-from flatout.records.trace import Agreement, Census, Levers, Scaling, Toggle
+from flatout.records.trace import OUTSIDE, Agreement, Census, Levers, Scaling, Toggle
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.observe.census import OperationCounter
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 
 FEWEST_SETTLING_STEPS = 4
 """Steps that are looked at before it is said what the script does."""
+
+WARM_UP_STEPS = 3
+"""The last of these, by a device's clock, are a first idea of the step time."""
 
 
 class PyTorch:
@@ -59,6 +64,9 @@ class PyTorch:
         self._is_trial = False
         self._settled = False
         self._num_settling = 0
+        self._has_queue = False
+        """Whether they are trained on a device with a queue."""
+        self._not_measured = ""
         self._is_lifted = False
         """Whether models are called, and loaders gone through, without us where no lever needs us."""
         self.ranks: Ranks | None = None
@@ -175,8 +183,10 @@ class PyTorch:
 
     def look_for(self, parameters: Sequence[torch.Tensor]) -> None:
         """Parameters are trained: find the models that own them."""
-        if any(p.device.type == "cuda" for p in parameters):
-            self.calls.device = "cuda"
+        if (where := devices.of(parameters)) is not None:
+            self._not_measured, self._has_queue = devices.not_measured(where), devices.has_queue(where)
+            if self._has_queue:
+                self.calls.where = where
         self._follow()
         self.calls.look_for(parameters)
         self._settled = False
@@ -185,7 +195,9 @@ class PyTorch:
             self.ranks.watch()
 
     def end_of_step(self) -> None:
-        """A step has ended, by whichever rhythm."""
+        """A step has ended, by whichever rhythm; one that was captured is only a recipe, and nothing was computed."""
+        if self._has_queue and devices.is_capturing(self.calls.where):
+            return
         if self._census is not None:
             self._census.pause()
         if self.observer.depth == "off":
@@ -200,7 +212,7 @@ class PyTorch:
         try:
             self._told_of_step(step)
         finally:
-            self.observer.clock.pop("recorder")
+            self.observer.pop("recorder")
 
     def _told_of_step(self, step: Step) -> None:
         self.loaders.num_steps += 1
@@ -240,7 +252,11 @@ class PyTorch:
         return self._settled
 
     def facts(self) -> Facts:
-        return fact_finding.find(self.session, self.steps.ended_by)
+        found = fact_finding.find(self.session, self.steps.ended_by)
+        if not self._has_queue:
+            return replace(found, not_measured=self._not_measured) if self._not_measured else found
+        steps_s = [sum(step.values()) for step in (self.observer.device_steps() or ())[-WARM_UP_STEPS:]]
+        return replace(found, warm_up_step_s=sum(steps_s) / max(len(steps_s), 1))
 
     def engage(self, levers: Levers) -> Toggle:
         self._follow()
@@ -253,7 +269,8 @@ class PyTorch:
         return patches.patched()
 
     def remarks(self) -> list[str]:
-        return [*self.loaders.remarks(), *(self.ranks.remarks() if self.ranks is not None else [])]
+        lost = [f"no step was measured: {self._not_measured}"] if self._not_measured else []
+        return [*lost, *self.loaders.remarks(), *(self.ranks.remarks() if self.ranks is not None else [])]
 
     def trained(self) -> Any:
         from flatout.frameworks.pytorch.numerics.trained import Trained  # samples of a run alone ask for it
@@ -305,8 +322,7 @@ class PyTorch:
         self._compilations_before = num_compilations()
         self._passes_before, self._smaller_before = self.loaders.num_passes, self.loaders.num_smaller
         if self._is_trial:
-            reset_peak(self.calls.device)
-        self._wait()
+            reset_peak(self.calls.where)
         if self.observer.depth == "reads":
             self.observer.note_reads()
         self.observer.start()
@@ -322,23 +338,17 @@ class PyTorch:
 
     def end_window(self) -> Mapping[str, Any]:
         stacks, host_reads = self.observer.sampled_stacks(), self.observer.noted_reads()
-        self._wait()
-        device_steps = self.observer.device_clock.read() if self.observer.device_clock is not None else []
-        names = sorted({name for step in device_steps for name in step})
+        device_steps = self.observer.device_steps()
         return {
+            **({"device_phases": {}} if device_steps is None else _told(device_steps, deep=self.observer.is_deep)),
             "losses": [float(loss) for loss in self.observer.losses],
-            "device_phases": {name: tuple(step.get(name, 0.0) for step in device_steps) for name in names},
             "recompilations": num_compilations() - self._compilations_before,
-            "peak_memory_bytes": peak_bytes(self.calls.device),
+            "peak_memory_bytes": peak_bytes(self.calls.where),
             "new_epochs": self.loaders.num_passes - self._passes_before,
             "smaller_batches": self.loaders.num_smaller - self._smaller_before,
             "stacks": stacks,
             "host_reads": host_reads,
         }
-
-    def _wait(self) -> None:
-        if self.calls.device == "cuda":
-            torch.cuda.synchronize()
 
     def begin_capture(self) -> None:
         self._follow()
@@ -369,6 +379,16 @@ class PyTorch:
     def counterfactual(self, name: str, engaged: bool) -> None:
         if name == "free_data":
             self.loaders.replay(engaged)
+
+
+def _told(steps: Sequence[Mapping[str, float]], *, deep: bool) -> dict[str, Any]:
+    """What a window tells of its steps by a device's own clock; their parts only where they were looked at."""
+    names = sorted({name for step in steps for name in step if deep or name in OUTSIDE})
+    return {
+        "step_s": [sum(step.values()) for step in steps],
+        "outside_s": [sum(step.get(name, 0.0) for name in OUTSIDE) for step in steps],
+        "device_phases": {name: tuple(step.get(name, 0.0) for step in steps) for name in names},
+    }
 
 
 def num_compilations() -> int:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from flatout.frameworks.lever import Lever
+from flatout.frameworks.pytorch.observe import devices
 from flatout.frameworks.pytorch.observe.attention import allowed
 from flatout.frameworks.pytorch.observe.memory import memory_of_device
 from flatout.frameworks.pytorch.seams.blocks import BlockCall, repeated_blocks
@@ -31,7 +32,7 @@ TAKE_FAULTS_AWAY = {"heap", "huge_pages"}
 
 def find(session: Session, ended_by: EndedBy = "optimizer") -> Facts:
     """The facts as they stand now."""
-    devices = {p.device.type for p in session.parameters()}
+    where = devices.of(session.parameters())
     backends = {backend for call in session.calls.found for backend in call.attention or ()}
     loaders = tuple(_loader(loader, session) for loader in session.loaders.training)
     if session.loaders.studies:  # a trial or a run that learns, in which the sources of datasets were read
@@ -39,7 +40,7 @@ def find(session: Session, ended_by: EndedBy = "optimizer") -> Facts:
 
         forget()
     return Facts(
-        device="cuda" if "cuda" in devices else "cpu" if devices <= {"cpu"} else sorted(devices)[0],
+        device="cpu" if where is None else where.type,
         models=tuple(_model(call) for call in session.calls.found),
         optimizers=tuple(_optimizer(o) for o in session.optimizers),
         loaders=loaders,

@@ -1,7 +1,9 @@
-"""How long was the device busy with each part of a step? CUDA events from a pool, without a synchronisation added.
+"""How long was each part of a step on the device's own clock? Exclusive times that sum to the step by construction.
 
-An event is recorded on the current stream where a part begins and ends; the times are read at the window's end, when
-the device has long passed them. In: `push` and `pop` beside the host's clock. Out: device seconds by phase and step.
+An event is recorded where a part begins or ends, on the stream that was current where the window began; what lies
+between two of them, waiting included, belongs to the part that began at the first. They are read at the end of a
+window, which waits for the last of them and for nothing else. In: which part it is from here on, as the host's clock
+knows. Out: seconds by phase and step.
 """
 
 from __future__ import annotations
@@ -10,56 +12,78 @@ from itertools import pairwise
 
 import torch
 
-Event = torch.cuda.Event
+from flatout.frameworks.pytorch.observe import devices
+
+Mark = tuple[devices.Event, str]
+"""A point on the stream, and the phase that begins there."""
 
 
 class DeviceClock:
-    """Exclusive device time by phase, like `PhaseClock` but on the stream's own time."""
+    """The clock of one device. It runs from `start` to `read`; what it is told at other times costs next to nothing."""
 
-    def __init__(self) -> None:
-        self._pool: list[Event] = []
-        self._marks: list[tuple[Event, str]] = []
-        """Each event with the phase that begins at it."""
-        self._stack: list[str] = []
-        self._steps: list[list[tuple[Event, str]]] = []
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream: torch.Stream | None = None
+        self._pool: list[devices.Event] = []
+        self._steps: list[list[Mark]] = []
+        self._marks: list[Mark] = []
+        """Of the present step; the first is the end of the step before."""
+        self._runs = self._is_marking = False
 
-    def start(self) -> None:
-        """Begin a window here."""
-        self._steps = []
-        self._marks = []
-        self._mark(self._stack[-1] if self._stack else "unattributed")
-
-    def _mark(self, phase: str) -> None:
-        event = self._pool.pop() if self._pool else Event(enable_timing=True)
-        event.record()
-        self._marks.append((event, phase))
-
-    def push(self, phase: str) -> None:
-        """From here on the stream's time belongs to `phase`."""
-        self._stack.append(phase)
+    def start(self, phase: str) -> None:
+        """A window begins here, where a step has ended."""
+        self._take_back()
+        self._runs, self._stream = True, devices.current_stream(self.device)
         self._mark(phase)
 
-    def pop(self, phase: str) -> None:
-        """Back to what was before."""
-        if self._stack:
-            self._stack.pop()
-        self._mark(self._stack[-1] if self._stack else "unattributed")
+    def mark(self, phase: str) -> None:
+        """From here on the stream's time belongs to `phase`."""
+        if self._runs and phase != self._marks[-1][1] and not devices.is_capturing(self.device):
+            self._mark(phase)
 
-    def end_step(self) -> None:
+    def _mark(self, phase: str) -> None:
+        if self._is_marking or self._stream is None:  # the collector of garbage has come in between
+            return
+        self._is_marking = True
+        try:
+            event = self._pool.pop() if self._pool else devices.new_event(self.device)
+            devices.record(event, self._stream)
+            self._marks.append((event, phase))
+        finally:
+            self._is_marking = False
+
+    def reassign(self, phase: str, following: str) -> None:
+        """All of this step so far was part of `phase` (an evaluation before the step proper)."""
+        if self._runs and not devices.is_capturing(self.device):
+            (first, _), *others = self._marks
+            self._marks = [(first, phase)]
+            self._pool += [event for event, _ in others]
+            self._mark(following)
+
+    def end_step(self, following: str) -> None:
         """A step ends here."""
-        self._mark("unattributed")
-        self._steps.append(self._marks)
-        self._marks = [self._marks[-1]]
+        if self._runs:
+            self._mark(following)
+            self._steps.append(self._marks)
+            self._marks = self._marks[-1:]
 
     def read(self) -> list[dict[str, float]]:
-        """Device seconds by phase of each step since `start`; call it after the device was waited for."""
-        found = []
-        for marks in self._steps:
-            spent: dict[str, float] = {}
-            for (event, phase), (following, _) in pairwise(marks):
-                spent[phase] = spent.get(phase, 0.0) + event.elapsed_time(following) / 1e3
-            found.append(spent)
-        for marks in self._steps:
-            self._pool.extend(event for event, _ in marks[:-1])
-        self._steps = []
+        """Seconds by phase of each step since `start`, after the last of them is done; the clock stops."""
+        if self._steps:
+            last, _ = self._steps[-1][-1]
+            last.synchronize()
+        found = [_spent_s(marks) for marks in self._steps]
+        self._take_back()
         return found
+
+    def _take_back(self) -> None:
+        self._runs = False
+        self._pool += [event for marks in (*(step[:-1] for step in self._steps), self._marks) for event, _ in marks]
+        self._steps, self._marks = [], []
+
+
+def _spent_s(marks: list[Mark]) -> dict[str, float]:
+    spent_s: dict[str, float] = {}
+    for (event, phase), (following, _) in pairwise(marks):
+        spent_s[phase] = spent_s.get(phase, 0.0) + event.elapsed_time(following) / 1e3
+    return spent_s

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import torch
 
+from flatout.frameworks.pytorch.observe import devices
 from flatout.records.facts import DeviceMemory
 
 
-def reset_peak(device: str) -> bool:
+def reset_peak(device: str | torch.device) -> bool:
     """Forget the peak so far; whether that could be done. In a run of the user's own it is the script's."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+    if devices.has_queue(device := torch.device(device)):
+        devices.reset_peak(device)
         return True
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -27,10 +28,10 @@ def reset_peak(device: str) -> bool:
     return True
 
 
-def peak_bytes(device: str) -> int | None:
+def peak_bytes(device: str | torch.device) -> int | None:
     """The peak since the last reset, or since the process began; None where nothing tells."""
-    if device == "cuda":
-        return int(torch.cuda.max_memory_allocated())
+    if devices.has_queue(device := torch.device(device)):
+        return devices.peak_bytes(device)
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -40,8 +41,8 @@ def peak_bytes(device: str) -> int | None:
 
 def held_bytes() -> int:
     """What the process holds: the most that PyTorch's allocator gave out on the GPU, else what is resident now."""
-    if torch.cuda.is_initialized():
-        return int(torch.cuda.max_memory_allocated())
+    if (device := devices.in_use()) is not None:
+        return devices.peak_bytes(device)
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -51,10 +52,10 @@ def held_bytes() -> int:
 
 def memory_of_device() -> DeviceMemory | None:
     """What PyTorch's allocator counted on the present GPU; None where none is used, or another allocator counts."""
-    if not torch.cuda.is_initialized():
+    if (device := devices.in_use()) is None:
         return None
     try:
-        counted = torch.cuda.memory_stats()
+        counted = devices.memory_counts(device)
         return DeviceMemory(
             allocated_bytes=int(counted["allocated_bytes.all.peak"]),
             reserved_bytes=int(counted["reserved_bytes.all.peak"]),

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flatout.frameworks.pytorch.input.loaders import Loaders
+from flatout.frameworks.pytorch.observe import devices
 from flatout.frameworks.pytorch.observe.clock import BASE, PhaseClock
 from flatout.frameworks.pytorch.observe.device_clock import DeviceClock
 from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     from flatout.frameworks.pytorch.observe.stack_samples import StackSampler
 
 SYNCS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
-"""Tensor methods that wait for the device."""
+"""Tensor methods that wait for the device, where the tensor lies on one."""
 
-COPIES = ("to", "cuda")
+COPIES = {"to": devices.copies, "cuda": devices.to_device}
+"""Those that may copy to a device, each with what tells whether it does."""
 
 DEEP = ("phases", "stacks")
 """Depths at which the parts of a step are timed."""
@@ -53,7 +55,9 @@ class Observer:
         self.pop: Callable[..., None] = self.clock.pop
         """It ends."""
         self.device_clock: DeviceClock | None = None
-        """While phases are observed on a GPU."""
+        """While anything is observed on a device with a queue."""
+        self._device_clock: DeviceClock | None = None
+        """The last one, with its events."""
         self.depth = "off"
         self.losses: list[Any] = []
         """The loss that `backward` was last given in each step of the window."""
@@ -104,20 +108,25 @@ class Observer:
         add(Patch(torch.autograd, "backward", self._around("backward", self._begin_backward)))
         add(Patch(torch.autograd, "grad", self._around("backward")))
         add(Patch(torch.optim.Optimizer, "zero_grad", self._around("optimizer")))
-        if self.calls.device == "cuda":  # on a CPU nothing is copied to a device and nothing waits for one
-            self._use_device_clock(DeviceClock())
+        if devices.has_queue(self.calls.where):  # on a CPU nothing is copied to a device and nothing waits for one
             for name in SYNCS:
-                add(Patch(torch.Tensor, name, self._around("sync")))
-            for name in COPIES:
-                add(Patch(torch.Tensor, name, self._around("copy")))
-            add(Patch(torch.cuda, "synchronize", self._around("sync")))
+                add(Patch(torch.Tensor, name, self._around("sync", concerns=devices.reads)))
+            for name, concerns in COPIES.items():
+                add(Patch(torch.Tensor, name, self._around("copy", concerns=concerns)))
+            for holder, name in devices.waits(self.calls.where):
+                add(Patch(holder, name, self._around("sync")))
 
     def _around(
-        self, phase: str, begun: Callable[..., None] | None = None, over: Callable[[], None] | None = None
+        self,
+        phase: str,
+        begun: Callable[..., None] | None = None,
+        over: Callable[[], None] | None = None,
+        concerns: Callable[[tuple[Any, ...], dict[str, Any]], bool] | None = None,
     ) -> Callable[[Any, Patch], Any]:
         """Time what is patched as a part of the step; `begun` is told of its arguments, `over` of its end.
 
-        It passes through unseen where the patch is taken away, something is traced, or another thread calls.
+        It passes through unseen where the patch is taken away, something is traced, or another thread calls; and, where
+        its arguments decide what it `concerns`, where they do not, or it only serves to make a batch.
         """
         calls, is_compiling = self.calls, torch.compiler.is_compiling
 
@@ -125,6 +134,8 @@ class Observer:
             @wraps(original)
             def timed(*args: Any, **kwargs: Any) -> Any:
                 if not patch.active or is_compiling() or get_ident() != calls.thread:
+                    return original(*args, **kwargs)
+                if concerns is not None and (self.clock.top == "data" or not concerns(args, kwargs)):
                     return original(*args, **kwargs)
                 self.push(phase)
                 try:
@@ -166,23 +177,34 @@ class Observer:
 
         def push(phase: str) -> None:
             self.clock.push(phase)
-            self._on_device(device_clock.push, phase)
+            self._on_device(device_clock.mark, self.clock.top)
 
         def pop(phase: str, *, base: str | None = None) -> None:
             self.clock.pop(phase, base=base)
-            self._on_device(device_clock.pop, phase)
+            self._on_device(device_clock.mark, self.clock.top)
 
         self.push, self.pop = push, pop
 
-    def _on_device(self, stamp: Callable[[str], None], phase: str) -> None:
+    def _on_device(self, stamp: Callable[..., None], *phases: str) -> None:
         """Stamp on the device's own clock; where it fails, its times are not observed any more."""
         try:
-            if self.device_clock is not None:
-                stamp(phase or "unattributed")
+            stamp(*phases)
         except Exception as problem:  # noqa: BLE001  training goes on without a device clock
             self._use_device_clock(None)
             if self.on_failure is not None:
                 self.on_failure("recorder", problem)
+
+    def device_steps(self) -> list[dict[str, float]] | None:
+        """Seconds by phase of each step since `start` on the device's own clock; None where there is none.
+
+        Raises:
+            RuntimeError: It failed, and the host's alone would say how long giving orders took.
+        """
+        if self.depth == "off" or not devices.has_queue(self.calls.where):
+            return None
+        if self.device_clock is None:
+            raise RuntimeError(f"the clock of `{self.calls.where}` failed, so that its steps were not measured")
+        return self.device_clock.read()
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer updates while phases are observed: from its next update on, all of `step` is seen.
@@ -218,6 +240,8 @@ class Observer:
         if not (call.in_step or self.calls.has_trained):
             if self.is_deep:
                 self.clock.reassign("evaluation")
+            if self.device_clock is not None:
+                self._on_device(self.device_clock.reassign, "evaluation", self.clock.top)
             self._evaluated_until_s = perf_counter()
             self.outside_s, self._saved_s = self._evaluated_until_s - self._started_step_s, 0.0
 
@@ -231,7 +255,7 @@ class Observer:
     def _on_collection(self, moment: str, details: dict[str, int]) -> None:
         """The collector begins or ends, in whichever thread it was set off."""
         if get_ident() == self.calls.thread:
-            (self.clock.push if moment == "start" else self.clock.pop)("garbage")
+            (self.push if moment == "start" else self.pop)("garbage")
 
     def sample_stacks(self) -> None:
         """Look at what the thread does from here on."""
@@ -252,7 +276,7 @@ class Observer:
         from flatout.frameworks.pytorch.observe.read_recorder import ReadRecorder  # trials alone ask for it
 
         self.noted_reads()
-        on_device = self.calls.device == "cuda"
+        on_device = devices.has_queue(self.calls.where)
         self._reads = ReadRecorder(self.calls.thread, on_device=on_device, on_failure=self.on_failure)
         self._reads.start()
 
@@ -266,8 +290,12 @@ class Observer:
     def start(self) -> None:
         """A step begins here."""
         self.clock.start()
-        if self.device_clock is not None:
-            self.device_clock.start()
+        where = self.calls.where
+        if self.depth != "off" and devices.has_queue(where):
+            kept = self._device_clock
+            self._device_clock = kept if kept is not None and kept.device == where else DeviceClock(where)
+            self._use_device_clock(self._device_clock)
+            self._on_device(self._device_clock.start, self.clock.top)
         self._started_step_s = self.clock.last
         self.losses.clear()
         self._forget()
@@ -285,7 +313,7 @@ class Observer:
             self._reads.end_step(self._evaluated_until_s)
         self._forget()
         if self.device_clock is not None:
-            self.device_clock.end_step()
+            self._on_device(self.device_clock.end_step, "recorder" if self.is_deep else self.clock.top)
         return spent, outside_s
 
     def _forget(self) -> None:

@@ -309,8 +309,9 @@ def _dtypes(out: Any) -> tuple[torch.dtype, ...]:
 class Calls:
     """All outermost calls of a process."""
 
-    def __init__(self, device: str = "cpu") -> None:
-        self.device = device
+    def __init__(self) -> None:
+        self.where = torch.device("cpu")
+        """The device on which models are trained."""
         self.inside = False
         self.thread = get_ident()
         """The thread that trains; calls in others are left alone."""
@@ -337,6 +338,15 @@ class Calls:
         self._hides_seams = False
         self._wanted: set[int] = set()
         self._descents = 0
+
+    @property
+    def device(self) -> str:
+        """Its kind, `cuda` or `cpu`."""
+        return self.where.type
+
+    @device.setter
+    def device(self, kind: str) -> None:
+        self.where = torch.device(kind)
 
     @property
     def seams(self) -> list[OuterCall]:
