@@ -271,7 +271,7 @@ class Bench:
             return
         self.unreleased = unreleased or self.unreleased
         if levers and set(levers) != {"free_data"}:
-            raise CandidateFailed(unreleased or end.sentence())
+            raise CandidateFailed(unreleased or end.sentence(), out_of_memory=end.out_of_memory)
         if unreleased:  # a fresh child is plain; whose lever it was is judged by whoever engaged it
             return
         raise cannot_measure(self.script, end, self.terms.start_limit_s)

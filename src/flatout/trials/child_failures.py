@@ -35,7 +35,11 @@ MOST_BYTES = 1 << 16
 
 
 class CandidateFailed(Exception):
-    """The script broke while a candidate was engaged; says how."""
+    """The script broke while a candidate was engaged, or was compared; says how."""
+
+    def __init__(self, how: str, *, out_of_memory: bool = False) -> None:
+        super().__init__(how)
+        self.out_of_memory = out_of_memory
 
 
 def not_released(records: Iterable[Record]) -> str:
@@ -53,7 +57,7 @@ def raise_failures(records: Iterable[Record], levers: Levers) -> dict[str, None]
     for record in records:
         if isinstance(record, Failure) and record.stage != "recorder":
             if levers:
-                raise CandidateFailed(sentence(record))
+                raise CandidateFailed(sentence(record), out_of_memory=record.out_of_memory)
             found[f"{record.stage}: {record.error}: {record.message[:200]}"] = None
     return found
 

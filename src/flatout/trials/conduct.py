@@ -404,7 +404,8 @@ class Conduct:
             while agreement.needs_more_points(points, agreement.judge(points, class_, checks)):
                 points.append(self.bench.agreement(togglable, checks))
         except CandidateFailed as failed:
-            return agreement.Judgement(verdict="disagrees", detail=f"broke while being compared: {failed}")
+            word: agreement.Word = "inconclusive" if failed.out_of_memory else "disagrees"
+            return agreement.Judgement(verdict=word, detail=f"broke while being compared: {failed}")
         except Inconclusive as problem:
             return agreement.Judgement(verdict="inconclusive", detail=problem.error)
         return agreement.judge(points, class_, checks)
