@@ -176,7 +176,6 @@ class Bench:
             writable=isolation.writable(self._scratch) if self._scratch is not None else (),
             settings=Settings(
                 cache_folder=str(self.run_folder.resolve() / "compiled"),
-                capture_bytes=self.terms.capture_bytes,
                 store_memory_bytes=self.terms.store_memory_bytes,
             ),
             cores_quota=self.cores_quota,
