@@ -354,6 +354,15 @@ def test_outputs_under_precision_are_held_against_bfloat16_and_need_no_noise_bet
     assert verdict("precision", gradients(0.05), replace(rounded, slope=1.03), checks=()).verdict == "disagrees"
 
 
+def test_on_a_device_a_lever_may_be_a_tenth_farther_from_float64_than_plain():
+    near = gradients(0.3, slope=0.9, multiple=1e5)
+    near = replace(near, truth_error=0.21, baseline_truth_error=0.2, truth_multiple=1.2)
+    assert verdict("rounding", near).verdict == "disagrees"
+    assert verdict("rounding", replace(near, on_device=True)).verdict == "agrees"
+    assert verdict("rounding", replace(near, on_device=True, truth_error=0.23)).verdict == "disagrees"
+    assert verdict("exact", replace(near, on_device=True)).verdict == "disagrees"
+
+
 def test_outputs_closer_to_float64_than_plains_are_never_refused_but_for_exact():
     closer = replace(OUTPUTS, error=0.2, multiple=1e5, slope=0.9)
     closer = replace(closer, truth_error=1e-6, baseline_truth_error=0.2, truth_multiple=0.1)

@@ -1,6 +1,7 @@
 """The conductor at a step boundary, with a framework, a clock and a pipe that do as they are told."""
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -638,6 +639,25 @@ def test_an_exception_whose_text_breaks_is_recorded_by_its_name():
             raise RuntimeError
 
     assert problems.failure("script", Nasty()).error == "Nasty"
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_memory"),
+    [
+        (MemoryError(), True),
+        (type("OutOfMemoryError", (RuntimeError,), {})("none is left"), True),
+        (type("AcceleratorError", (RuntimeError,), {})("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("NCCL Error 1: unhandled cuda error, Cuda failure 2 'out of memory'"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: 9 bytes"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOENT, "out of memory"), False),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (ValueError("this shop is out of memory"), False),
+    ],
+)
+def test_an_error_that_says_that_memory_ran_out_is_recorded_as_such(problem, is_memory):
+    assert problems.failure("step", problem).out_of_memory == is_memory
 
 
 def test_an_exception_without_words_is_told_by_its_place():

@@ -12,7 +12,7 @@ from flatout.judge.paired import Pairs
 from flatout.records.plan import Candidate
 from flatout.run.script import Script
 from flatout.trials.budget import Size
-from flatout.trials.child_failures import GaveNoAnswer
+from flatout.trials.child_failures import CandidateFailed
 from flatout.trials.conduct import Conduct
 from flatout.trials.search.space import Choice
 from flatout.trials.terms import Goal, Show
@@ -204,7 +204,7 @@ def test_what_gave_no_answer_while_it_was_compared_is_not_called_wrong(conduct, 
     conduct.levers = registry(lever("a"))
 
     def late(levers, checks):
-        raise GaveNoAnswer("hung: no answer within its time limit")
+        raise CandidateFailed("hung: no answer within its time limit", in_doubt=True)
 
     monkeypatch.setattr(conduct.bench, "agreement", late)
     judgement = conduct.judge({"a": {}}, "rounding")

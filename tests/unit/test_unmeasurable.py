@@ -13,6 +13,7 @@ from flatout.run.child_process import Ended
 from flatout.run.script import Script
 from flatout.trials import bench, tune
 from flatout.trials.child_failures import CandidateFailed, cannot_measure
+from flatout.trials.conduct import Conduct
 from flatout.trials.terms import Terms
 from handmade import FACTS, HEADER
 
@@ -261,3 +262,30 @@ def test_numbers_are_compared_after_the_warm_up_in_a_process_that_was_started_ag
         one.agreement({"a": {}}, ("gradients",))
         one.agreement({"a": {}}, ("gradients",))
         assert notes == ["start", warm_up, "compare gradients", "compare gradients"]
+
+
+@pytest.mark.parametrize(
+    ("end", "word"),
+    [
+        (
+            Ended(exit_code=1, failure=Failure(stage="script", error="E", message="", out_of_memory=True)),
+            "inconclusive",
+        ),
+        (Ended(exit_code=-9), "inconclusive"),
+        (Ended(exit_code=-9, hung=True), "disagrees"),
+        (Ended(exit_code=-11), "disagrees"),
+        (Ended(exit_code=1, failure=Failure(stage="script", error="E", message="")), "disagrees"),
+    ],
+)
+def test_a_step_that_has_no_memory_while_it_is_kept_says_nothing_of_a_levers_numbers(tmp_path, end, word):
+    under = bench.Bench(Script(path="train.py"), tmp_path, {}, Terms())
+
+    def agreement(levers, checks):
+        under._ended(end, levers)
+
+    conductor = SimpleNamespace(
+        _starts_anew=lambda levers: False, _togglable=lambda levers: levers, bench=SimpleNamespace(agreement=agreement),
+        levers={"bf16": SimpleNamespace(check="gradients", class_="precision", moves_state=False)},
+    )  # fmt: skip
+    found = Conduct.judge(conductor, {"bf16": {}}, "precision")
+    assert found.verdict == word and "broke while being compared" in found.detail

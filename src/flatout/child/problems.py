@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import traceback
 
+from flatout.guest.memory_errors import out_of_memory
 from flatout.guest.tracebacks import HERE
 from flatout.records.trace import Failure
 
@@ -19,16 +20,16 @@ def failure(stage: str, problem: BaseException, order: int = -1) -> Failure:
     """The record of an exception."""
     try:
         message = str(problem)[:2000] or _place(problem)
-        place = _own_place(problem)
+        place, is_memory = _own_place(problem), out_of_memory(problem)
     except Exception:  # noqa: BLE001  the script's exceptions are its own
-        message = place = ""
+        message, place, is_memory = "", "", False
     return Failure(
         stage=stage,
         error=type(problem).__name__,
         message=message,
         order=order,
         filename=str(problem.filename) if isinstance(problem, OSError) and problem.filename else None,
-        out_of_memory=isinstance(problem, MemoryError) or type(problem).__name__ == "OutOfMemoryError",
+        out_of_memory=is_memory,
         place=place,
     )
 

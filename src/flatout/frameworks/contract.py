@@ -26,9 +26,6 @@ class NotReleased(RuntimeError):
 
 NO_PHASES: Mapping[str, float] = {}
 
-CAPTURE_BYTES = 200_000_000
-"""Memory for the calls of models that are kept to be compared."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -36,13 +33,11 @@ class Settings:
 
     Attributes:
         cache_folder: Where it may keep what outlives the run, e.g. compiled code; None: nowhere.
-        capture_bytes: Memory for the calls that are kept to be compared.
         store_memory_bytes: Memory for items that levers keep; None: half of what is free.
         admits_random: Whether items may draw other random numbers than in the plain script.
     """
 
     cache_folder: str | None = None
-    capture_bytes: int = CAPTURE_BYTES
     store_memory_bytes: int | None = None
     admits_random: bool = True
 

@@ -31,6 +31,7 @@ class Difference:
         truth_multiple: The largest multiple, over all parameters or outputs, of the baseline's distance from float64.
         same_in_float64: Whether lever and baseline differ in float64 as much less as rounding is smaller there, so that
             what differs is rounding; False also where nobody looked.
+        on_device: Whether models computed on a device, where numbers are rounded otherwise from kernel to kernel.
         fault: Something that is wrong whatever the error; empty where nothing.
         detail: A remark for people.
     """
@@ -52,5 +53,6 @@ class Difference:
     baseline_truth_error: float | None = None
     truth_multiple: float | None = None
     same_in_float64: bool = False
+    on_device: bool = False
     fault: str = ""
     detail: str = ""

@@ -65,6 +65,13 @@ class Ended(Exception):
         """Whether it was ended from outside, by us or by a signal, whatever it was at."""
         return self.hung or (self.exit_code is not None and self.exit_code < 0)
 
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether it had no memory left, by its own word or the kernel's, which then kills."""
+        if self.failure is not None:
+            return self.failure.out_of_memory
+        return self.exit_code == -signal.SIGKILL and not self.hung
+
     def sentence(self) -> str:
         """How it ended, in a few words."""
         if self.hung:

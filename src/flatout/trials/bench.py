@@ -44,7 +44,6 @@ from flatout.run.trackers import QUIET_TRACKERS
 from flatout.trials.budget import MAX_STEPS, WINDOW_S, Size, compiling_s, size_for
 from flatout.trials.child_failures import (
     CandidateFailed,
-    GaveNoAnswer,
     cannot_measure,
     cannot_record,
     cannot_release,
@@ -183,7 +182,6 @@ class Bench:
             writable=isolation.writable(self._scratch) if self._scratch is not None else (),
             settings=Settings(
                 cache_folder=str(self.run_folder.resolve() / "compiled"),
-                capture_bytes=self.terms.capture_bytes,
                 store_memory_bytes=self.terms.store_memory_bytes,
             ),
             cores_quota=self.cores_quota,
@@ -283,7 +281,7 @@ class Bench:
             return
         self.unreleased = unreleased or self.unreleased
         if levers and set(levers) != {"free_data"}:
-            raise (GaveNoAnswer if end.hung else CandidateFailed)(unreleased or end.sentence())
+            raise CandidateFailed(unreleased or end.sentence(), in_doubt=end.hung or end.out_of_memory)
         if unreleased:  # a fresh child is plain; whose lever it was is judged by whoever engaged it
             return
         raise cannot_measure(self.script, end, self.terms.start_limit_s)

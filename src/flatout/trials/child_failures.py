@@ -35,11 +35,16 @@ MOST_BYTES = 1 << 16
 
 
 class CandidateFailed(Exception):
-    """The script broke while a candidate was engaged; says how."""
+    """The script broke while a candidate was engaged, or was compared; says how.
 
+    Args:
+        how: In words.
+        in_doubt: Whether that says nothing of its numbers: memory or time ran out.
+    """
 
-class GaveNoAnswer(CandidateFailed):
-    """It was given up after its time limit: whether it would have gone well is not known."""
+    def __init__(self, how: str, *, in_doubt: bool = False) -> None:
+        super().__init__(how)
+        self.in_doubt = in_doubt
 
 
 def not_released(records: Iterable[Record]) -> str:
@@ -57,7 +62,7 @@ def raise_failures(records: Iterable[Record], levers: Levers) -> dict[str, None]
     for record in records:
         if isinstance(record, Failure) and record.stage != "recorder":
             if levers:
-                raise CandidateFailed(sentence(record))
+                raise CandidateFailed(sentence(record), in_doubt=record.out_of_memory)
             found[f"{record.stage}: {record.error}: {record.message[:200]}"] = None
     return found
 

@@ -29,7 +29,7 @@ from flatout.trials import windows
 from flatout.trials.baseline import Baseline
 from flatout.trials.bench import Bench
 from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget, compiling_s
-from flatout.trials.child_failures import CandidateFailed, GaveNoAnswer
+from flatout.trials.child_failures import CandidateFailed
 from flatout.trials.joules import Joules
 from flatout.trials.screening import screened
 from flatout.trials.search import strategy
@@ -420,10 +420,9 @@ class Conduct:
                         verdict="inconclusive", detail="more points were needed than there was time for"
                     )
                 points.append(self.bench.agreement(togglable, checks))
-        except GaveNoAnswer as late:
-            return agreement.Judgement(verdict="inconclusive", detail=f"was not compared: {late}")
         except CandidateFailed as failed:
-            return agreement.Judgement(verdict="disagrees", detail=f"broke while being compared: {failed}")
+            word: agreement.Word = "inconclusive" if failed.in_doubt else "disagrees"
+            return agreement.Judgement(verdict=word, detail=f"broke while being compared: {failed}")
         except Inconclusive as problem:
             return agreement.Judgement(verdict="inconclusive", detail=problem.error)
         return agreement.judge(points, class_, checks)

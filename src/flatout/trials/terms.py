@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from flatout.frameworks.contract import CAPTURE_BYTES
 from flatout.records.plan import Trial
 from flatout.records.trace import Levers
 from flatout.trials.search.space import Choice
@@ -18,14 +17,12 @@ class Terms:
     Attributes:
         isolate: Whether trials are kept off the user's disk; False only with `--allow-writes`.
         start_limit_s: Seconds within which the first steps must come.
-        capture_bytes: Most memory for keeping a step.
         store_memory_bytes: Memory for kept items; None: half of what is free.
         environment: Variables that the script is given on top of the user's; None takes one away.
     """
 
     isolate: bool = True
     start_limit_s: float = 90.0
-    capture_bytes: int = CAPTURE_BYTES
     store_memory_bytes: int | None = None
     environment: Mapping[str, str | None] = field(default_factory=dict)
 

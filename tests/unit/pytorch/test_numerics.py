@@ -347,9 +347,14 @@ def test_a_model_that_is_only_encoded_with_is_never_said_to_agree(watch):
     assert answer.missing == "no model call was captured" and not answer.differences
 
 
-def test_what_is_too_large_to_keep_is_said(watch):
+def with_room(monkeypatch, num_bytes):
+    """As if no more than that might be kept."""
+    monkeypatch.setattr("flatout.frameworks.pytorch.numerics.capture.room_bytes", lambda device: num_bytes)
+
+
+def test_what_is_too_large_to_keep_is_said(watch, monkeypatch):
     model, watched = mlp(), watch()
-    watched.pytorch.capture.limit_bytes = 100
+    with_room(monkeypatch, 100)
     watched.compare(4, {})
     step, optimizer = simple(model), torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(9):
@@ -357,11 +362,11 @@ def test_what_is_too_large_to_keep_is_said(watch):
     assert "larger than the memory set aside" in watched.answers[0].missing
 
 
-def test_where_two_steps_do_not_fit_one_is_compared_without_its_noise(watch):
+def test_where_two_steps_do_not_fit_one_is_compared_without_its_noise(watch, monkeypatch):
     model, watched = mlp(), watch()
     watched.compare(4, {})
     step, optimizer = simple(model), torch.optim.SGD(model.parameters(), lr=0.01)
-    watched.pytorch.capture.limit_bytes = 6 * (4 + 3 + 3) * 4 + 50
+    with_room(monkeypatch, 6 * (4 + 3 + 3) * 4 + 50)
     for _ in range(9):
         step(optimizer)
     found = watched.difference()

@@ -57,7 +57,7 @@ class PyTorch:
         self.loaders.admits_random = settings.admits_random
         self.observer = Observer(self.calls, self.loaders)
         self.session = Session(self.calls, self.loaders, registry(), settings.cache_folder)
-        self.capture = Capture(self.calls, settings.capture_bytes)
+        self.capture = Capture(self.calls)
         self.numerics = Numerics(self.session, self.capture)
         self.steps = Steps(self)
         self.listener: StepListener | None = None

@@ -12,8 +12,9 @@ A model of each step that is not trained, such as a teacher, is compiled as well
 model (the layers of a transformer; at least three in one list or sequence), which takes a fraction of the time and
 leaves what is between the blocks as it is, and `compile=max-autotune` measures several kernels for each product.
 `compile=reduce-overhead` records what one call starts on the GPU and starts it as one (CUDA graphs), for models whose
-kernels are so short that starting them takes longer; outputs and gradients are copied out of the recordings, which keep
-their memory until the process ends. It is tried where all inputs have one shape and each model is called once a step.
+kernels are so short that starting them takes longer; outputs are copied out of the recordings, and gradients that the
+script keeps for longer than a step. Recordings keep their memory until the process ends. It is tried where all inputs
+have one shape and each model is called once a step.
 Tensors that a module keeps from one step to the next by itself are PyTorch's to refuse, which the trial shows. Every
 word costs a compilation of 20 to 120 s on a CPU, so few are tried: `dynamic` or `regional` come first where the facts
 speak for them; another word where those before it broke; `max-autotune`, `reduce-overhead`, and the whole after its
@@ -124,7 +125,7 @@ class Compile(Lever):
                 continue
             kept = f"{self.name} {mode}"
             if kept not in call.kept:
-                call.kept[kept] = _regional(call, session) if mode == "regional" else _whole(call, mode)
+                call.kept[kept] = _regional(call, session) if mode == "regional" else _whole(call, mode, session)
             call.compute, seams = call.kept[kept]
             for seam in seams:
                 seam.install()
@@ -133,8 +134,13 @@ class Compile(Lever):
 
             from flatout.frameworks.pytorch.seams.recorded_graphs import OwnGradients
 
-            session.kept[_GRADIENTS] = OwnGradients(session.parameters())
-            session.at_step_end[self.name] = cudagraph_mark_step_begin
+            gradients = session.kept[_GRADIENTS] = OwnGradients(session.parameters())
+
+            def end_step() -> None:
+                gradients.end_step()
+                cudagraph_mark_step_begin()
+
+            session.at_step_end[self.name] = end_step
 
     def release(self, session: Session) -> None:
         """Compute as plain again; the compiled form is kept for another time."""
@@ -197,17 +203,17 @@ def _configured(cache_folder: str | None, limits: list[str]) -> ExitStack:
     return undo
 
 
-def _whole(call: OuterCall, mode: str) -> tuple[Callable[..., Any], list[Any]]:
+def _whole(call: OuterCall, mode: str, session: Session) -> tuple[Callable[..., Any], list[Any]]:
     """The call of the whole module, compiled; the module is found again by the call, which does not keep it alive."""
     compiled = _compiled(mode, call.name)
-    if mode == "reduce-overhead":
-        from flatout.frameworks.pytorch.seams.recorded_graphs import with_own_outputs
-
-        compiled = with_own_outputs(compiled)
 
     def compute(*args: Any, **kwargs: Any) -> Any:
         return compiled(call.module, *args, **kwargs)
 
+    if mode == "reduce-overhead":
+        from flatout.frameworks.pytorch.seams.recorded_graphs import with_own_results
+
+        return with_own_results(compute, call.plain, lambda: session.kept.get(_GRADIENTS)), []
     return compute, []
 
 

@@ -2,7 +2,7 @@
 
 Two consecutive steps are kept: the second is compared, the first shows how much gradients differ between batches
 anyway. In: the outermost calls of the running script. Out: `CapturedCall`s. Only in throwaway children, within a
-memory limit.
+part of the memory that is free.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from typing import Any
 
 import torch
 
-from flatout.frameworks.contract import CAPTURE_BYTES
 from flatout.frameworks.pytorch.numerics.differences import Gradients
 from flatout.frameworks.pytorch.numerics.gradient_calls import GradientCalls
+from flatout.frameworks.pytorch.numerics.room import num_bytes, room_bytes
 from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.patches import Patch, remove_all
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
+from flatout.guest.memory_errors import out_of_memory
 
 
 class CapturedCall:
     """One outermost call: its arguments and all state before it ran, and the gradient that came back."""
 
-    def __init__(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> None:
         self.call = call
+        self.device = device
+        """Where the models compute, `cuda` or `cpu`."""
         self.args = map_tensors(_copy, args, objects=False)
         self.kwargs = map_tensors(_copy, kwargs, objects=False)
         self.random = RandomStates()
@@ -57,7 +60,7 @@ class CapturedCall:
     def num_bytes(self) -> int:
         """Memory that keeping it takes."""
         kept = [*tensors_of((self.args, self.kwargs)), *(g for g in self.gradients if g is not None)]
-        return self.state.num_bytes + sum(t.numel() * t.element_size() for t in kept)
+        return self.state.num_bytes + num_bytes(kept)
 
     @property
     def autocast_dtypes(self) -> set[torch.dtype]:
@@ -108,6 +111,16 @@ def _kinds(call: OuterCall) -> list[tuple[Any, ...]]:
     return [(p.dtype, tuple(p.shape), p.device) for p in call.module.parameters()]
 
 
+def _copies(values: Gradients) -> Gradients:
+    """Copies of all of them, or of none where memory runs out: it is the script's own step that goes on."""
+    try:
+        return {p: value.clone() for p, value in values.items()}
+    except RuntimeError as problem:
+        if not out_of_memory(problem):
+            raise
+        return {}
+
+
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
@@ -115,9 +128,10 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 class Capture:
     """Keeps the calls of two consecutive steps when asked to."""
 
-    def __init__(self, calls: Calls, limit_bytes: int = CAPTURE_BYTES) -> None:
+    def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self.limit_bytes = limit_bytes
+        self.limit_bytes = 0
+        """Most memory for what is kept, by what is free as the first step begins."""
         self.active = False
         self.complete = False
         """Whether the second step is under way."""
@@ -138,6 +152,7 @@ class Capture:
         """Keep the next two steps; the first begins now, at a boundary."""
         self.drop()
         self.active = True
+        self.limit_bytes = room_bytes(self._calls.device)
         self._calls.refresh()
         self._calls.capture = self._record
         self.gradient_calls.install()
@@ -168,17 +183,15 @@ class Capture:
         if last or not self.complete:
             return
         values = {p: p.detach() for g in optimizer.param_groups for p in g["params"] if p.grad is not None}
-        if self._num_bytes() + sum(t.numel() * t.element_size() for t in values.values()) > self.limit_bytes:
+        if self._num_bytes() + num_bytes(values.values()) > self.limit_bytes:
             return  # the replayed gradient will not be the script's own, which shows
-        copies = {p: value.clone() for p, value in values.items()}
+        copies = _copies(values)
         for captured in self.present:
             captured.former_values = {**copies, **captured.former_values}
 
     def _num_bytes(self) -> int:
         values = {id(v): v for c in self.present for v in c.former_values.values()}
-        return sum(c.num_bytes for c in (*self.former, *self.present)) + sum(
-            v.numel() * v.element_size() for v in values.values()
-        )
+        return sum(c.num_bytes for c in (*self.former, *self.present)) + num_bytes(values.values())
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +200,7 @@ class Capture:
         out = call.with_levers(args, kwargs)
         if captured is None:
             return out
-        out_bytes = sum(t.numel() * t.element_size() for t in tensors_of(out) if t.grad_fn is not None)
+        out_bytes = num_bytes(t for t in tensors_of(out) if t.grad_fn is not None)
         if not self._fits(captured.num_bytes + out_bytes):
             return out
         try:
@@ -204,16 +217,19 @@ class Capture:
             self._give_up("the model is called within a transform of `torch.func`")
             return None
         try:
-            return CapturedCall(call, args, kwargs)
+            return CapturedCall(call, args, kwargs, self._calls.device)
         except Exception as problem:  # noqa: BLE001
             self._give_up(f"the model's inputs cannot be kept ({type(problem).__name__})")
             return None
 
-    def _fits(self, num_bytes: int) -> bool:
-        if self._num_bytes() + num_bytes > self.limit_bytes:
+    def _fits(self, more_bytes: int) -> bool:
+        if self._num_bytes() + more_bytes > self.limit_bytes:
             self.former = []  # one step alone, as far as memory allows
-        if self._num_bytes() + num_bytes > self.limit_bytes:
-            self._give_up("one step's inputs are larger than the memory set aside for keeping them")
+        if self._num_bytes() + more_bytes > self.limit_bytes:
+            self._give_up(
+                "one step's inputs and outputs are larger than the memory set aside for keeping them "
+                f"({self.limit_bytes / 1e9:.1f} GB, by what is free)"
+            )
             return False
         return True
 
@@ -245,7 +261,6 @@ class Capture:
     def _note_gradients(self) -> None:
         """Copy the gradients, unless that takes too much memory: then the ones at the update have to do."""
         parameters = {p for call in self._calls.found for p in call.module.parameters() if p.grad is not None}
-        if sum(p.numel() * p.element_size() for p in parameters) > self.limit_bytes:
+        if num_bytes(parameters) > self.limit_bytes:
             return
-        with torch.no_grad():
-            self.own_gradients = {p: p.grad.clone() for p in parameters if p.grad is not None}
+        self.own_gradients = _copies({p: p.grad.detach() for p in parameters if p.grad is not None})

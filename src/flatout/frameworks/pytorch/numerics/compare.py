@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import TypeVar
 
 import torch
 
@@ -22,7 +23,6 @@ from flatout.frameworks.pytorch.numerics.differences import (
     apart,
     buffer_error,
     cosine,
-    error_of,
     numbered,
     reals,
     relative_error,
@@ -31,6 +31,7 @@ from flatout.frameworks.pytorch.numerics.differences import (
 )
 from flatout.frameworks.pytorch.numerics.gradient_calls import clip, explained
 from flatout.frameworks.pytorch.numerics.replay import Replayed, Replayer, half
+from flatout.frameworks.pytorch.numerics.room import NoRoom
 from flatout.frameworks.pytorch.numerics.updates import (
     Moved,
     Snapshot,
@@ -41,8 +42,11 @@ from flatout.frameworks.pytorch.numerics.updates import (
 )
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.session import Session
+from flatout.guest.memory_errors import out_of_memory
 from flatout.records.difference import Difference
 from flatout.records.trace import Agreement, Levers, Scaling
+
+T = TypeVar("T")
 
 SCALING_REPEATS = 5
 SCALING_FEWEST_S = 0.3
@@ -55,7 +59,7 @@ class Numerics:
     def __init__(self, session: Session, capture: Capture) -> None:
         self._session = session
         self._capture = capture
-        self._replayer = Replayer(session.calls)
+        self._replayer = Replayer(session.calls, session.at_step_end)
 
     # -- compare -------------------------------------------------------------------------------------------------
 
@@ -65,11 +69,7 @@ class Numerics:
         missing = []
         try:
             for check in checks:
-                found = {
-                    "gradients": self._gradients,
-                    "updates": self._updates,
-                    "batches": lambda wanted: compare_batches(self._session, wanted),
-                }[check](levers)
+                found = self._check(check, levers)
                 if isinstance(found, str):
                     missing.append(found)
                 else:
@@ -78,6 +78,19 @@ class Numerics:
             self._capture.drop()
             self._session.engage_exactly({})
         return Agreement(levers=levers, differences=tuple(differences), missing="; ".join(missing))
+
+    def _check(self, check: str, levers: Levers) -> list[Difference] | Difference | str:
+        """One check; a sentence where it cannot be made, for want of memory as well: that is nobody's fault."""
+        try:
+            if check == "batches":
+                return compare_batches(self._session, levers)
+            return self._gradients(levers) if check == "gradients" else self._updates(levers)
+        except NoRoom as problem:
+            return str(problem)
+        except Exception as problem:
+            if not out_of_memory(problem):
+                raise
+            return f"memory ran out while they were compared ({type(problem).__name__})"
 
     def _gradients(self, levers: Levers) -> list[Difference] | str:
         calls = self._capture.present
@@ -88,16 +101,16 @@ class Numerics:
         if not any(g is not None for c in calls for g in c.gradients):
             return "no gradient came back for the model's outputs"
         from flatout.frameworks.pytorch.numerics.faults import Faults  # in trials only
-        from flatout.frameworks.pytorch.numerics.rounding import Rounding
 
         run, class_ = self._replayer.run, self._widest(levers)
         self._session.engage_exactly({})
         first = run(calls)
+        first.make_room(self._replayer.device)
         noise = self._noise(first)
         explained = self._explained(calls, first)
         again = run(calls)
         outputs_again = apart(numbered(again.outputs), numbered(first.outputs), masks=True)
-        baseline_error = error_of(again.gradients, first.gradients)
+        baseline_error = self._compared_gradients(again, first).error  # of buffers as well
         faults = Faults(self._replayer, self._capture, first, again)
         del again
         self._session.engage_exactly(levers)
@@ -106,20 +119,54 @@ class Numerics:
         self._session.engage_exactly({})
         fault = fault or faults.of_integers(changed, class_)
         outputs = compared_outputs(changed, first)
-        outputs = dataclasses.replace(outputs, baseline_error=relative_error(outputs_again.values()))
+        on_device = self._replayer.device != "cpu"
+        outputs = dataclasses.replace(
+            outputs, baseline_error=relative_error(outputs_again.values()), on_device=on_device
+        )
         found = dataclasses.replace(
             self._compared_gradients(changed, first),
             noise=noise,
             baseline_error=baseline_error,
             explained_cosine=explained,
+            on_device=on_device,
             fault=fault,
         )
+        return self._beside_rounding(found, outputs, changed, first, levers)
+
+    def _beside_rounding(
+        self, found: Difference, outputs: Difference, changed: Replayed, plain: Replayed, levers: Levers
+    ) -> list[Difference] | str:
+        """The same with what rounding would do; a sentence where the step cannot be compared."""
+        calls, class_ = self._capture.present, self._widest(levers)
         errors = found.error != 0 or outputs.error != 0
-        if class_ != "exact" and errors and changed.gradients.keys() == first.gradients.keys():
-            rounding = Rounding(self._replayer, calls, first, class_, self._engaging(levers))
-            found = rounding.of_gradients(found, changed, self._name)
-            outputs = rounding.of_outputs(outputs, changed)
+        if class_ == "exact" or not errors or changed.gradients.keys() != plain.gradients.keys():
+            return [found, outputs]
+        from flatout.frameworks.pytorch.numerics.rounding import Rounding  # in trials only
+
+        rounding = Rounding(self._replayer, calls, plain, class_, self._engaging(levers))
+        found = rounding.of_gradients(found, changed, self._name)
+        outputs = rounding.of_outputs(outputs, changed)
+        refused = found.fault or not found.random_states_equal or any(map(rounding.is_beyond, (found, outputs)))
+        if class_ == "precision" and refused and self._draws_other_masks(calls, plain, levers):
+            return "the two types draw other masks from the same random state"
         return [found, outputs]
+
+    def _draws_other_masks(self, calls: Sequence[CapturedCall], plain: Replayed, levers: Levers) -> bool:
+        """Whether levers only seem to be wrong, because in another type other masks are drawn."""
+        from flatout.frameworks.pytorch.numerics.masks import Draws, differ_by_type
+
+        engage = self._engaging(levers)
+        if engage is None or calls[0].random.equals(plain.randoms[-1]):
+            return False
+        with Draws() as drawn:
+            self._replayer.run(calls)
+        engage(True)
+        try:
+            with Draws() as changed:
+                self._replayer.run(calls, levers=True)
+        finally:
+            engage(False)
+        return differ_by_type(changed.found, drawn.found)
 
     def _engaging(self, levers: Levers) -> Callable[[bool], object] | None:
         """Engages the levers, or releases them; None where that compiles for every type of number."""
@@ -152,7 +199,7 @@ class Numerics:
             return None
         former = self._replayer.run(self._capture.former)
         keys = [p for p in present.gradients if p in former.gradients]
-        difference = math.fsum(square(present.gradients[p] - former.gradients[p]) for p in keys)
+        difference = math.fsum(square(present.gradients[p].to(p.device) - former.gradients[p]) for p in keys)
         total = math.fsum(square(present.gradients[p]) + square(former.gradients[p]) for p in keys)
         return math.sqrt(difference / total) if total > 0 else None
 
@@ -210,33 +257,37 @@ class Numerics:
         if not optimizers:
             return "no optimizer has gradients at this point"
         self._session.engage_exactly({})
-        snapshot = Snapshot(optimizers)
+        snapshot = Snapshot(optimizers, self._session.device)
         random = RandomStates()
         clip = self._clipping(optimizers)
         vary = bears_other_options(self._session, optimizers, snapshot)
 
-        def update() -> Moved:
+        def update(look: Callable[[], T]) -> T:
             random.restore()
-            return updated(self._session, optimizers, snapshot, clip, vary=vary)
+            return updated(self._session, optimizers, snapshot, look, clip, vary=vary)
 
-        plain = update()
-        baseline_error = error_of(update().parameters, plain.parameters)
+        def compared() -> Difference:
+            moved = snapshot.beside(plain)
+            parameter, key, multiple = worst_update(moved, optimizers, plain, snapshot)
+            found = summary("updates", moved, self._name)
+            return dataclasses.replace(
+                found,
+                random_states_equal=RandomStates().equals(plain.random),
+                finite=found.finite or not plain.finite,
+                multiple=multiple,
+                multiple_of=f"{self._name(parameter)}{f' ({key})' if key else ''}",
+            )
+
+        plain = update(lambda: Moved(optimizers, snapshot, self._session.device))
+        baseline_error = update(lambda: relative_error(snapshot.beside(plain).values()))
         self._session.engage_exactly(levers)
         try:
-            changed = update()
+            found = update(compared)
         finally:
             self._session.engage_exactly({})
             snapshot.restore()
             random.restore()
-        parameter, key, multiple = worst_update(changed, plain, snapshot)
-        return dataclasses.replace(
-            summary("updates", apart(changed.parameters, plain.parameters), self._name),
-            baseline_error=baseline_error,
-            random_states_equal=changed.random.equals(plain.random),
-            finite=changed.finite or not plain.finite,
-            multiple=multiple,
-            multiple_of=f"{self._name(parameter)}{f' ({key})' if key else ''}",
-        )
+        return dataclasses.replace(found, baseline_error=baseline_error)
 
     def _clipping(self, optimizers: Sequence[torch.optim.Optimizer]) -> Callable[[float], None] | None:
         """The script's own clipping, to be made again before each update; None where there is none to be followed."""

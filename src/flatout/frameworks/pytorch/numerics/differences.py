@@ -74,7 +74,8 @@ def _apart(found: torch.Tensor | None, plain: torch.Tensor, masks: bool) -> Apar
     if found is None or found.shape != plain.shape:
         return Apart(math.inf, math.sqrt(square(plain.double())), math.inf)
     parts = zip(found.reshape(-1).split(AT_ONCE), plain.reshape(-1).split(AT_ONCE), strict=True)
-    sums = [_sums(ours.double(), theirs.double(), masks) for ours, theirs in parts]
+    # what is kept of plain lies on the host where it had no room on the device
+    sums = [_sums(ours.double(), theirs.to(ours.device).double(), masks) for ours, theirs in parts]
     return Apart(*(math.sqrt(math.fsum(s[n] for s in sums)) for n in range(3)))
 
 

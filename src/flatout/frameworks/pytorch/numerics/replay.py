@@ -8,7 +8,7 @@ the script's on accumulated gradients fires. In: captured calls. Out: gradients,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import nn
 
 from flatout.frameworks.pytorch.numerics.capture import CapturedCall
 from flatout.frameworks.pytorch.numerics.differences import Gradients, reals
+from flatout.frameworks.pytorch.numerics.room import num_bytes, place_for
 from flatout.frameworks.pytorch.seams.calls import Calls
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
@@ -74,6 +75,18 @@ class Replayed:
             else:
                 self.integers.append((name, reals(tensor).clone()))
 
+    def make_room(self, device: str) -> None:
+        """Bring gradients and outputs to the host, where the device has no room for so much.
+
+        Raises:
+            NoRoom: The host has none either.
+        """
+        found = (*self.gradients.values(), *self.outputs)
+        place = place_for(num_bytes(found), device, "one step's gradients and outputs")
+        for parameter, gradient in self.gradients.items():
+            self.gradients[parameter] = place(gradient)
+        self.outputs = [place(output) for output in self.outputs]
+
     def draws_as(self, other: Replayed) -> bool:
         """Whether each call has left all random generators where it left them in another replay."""
         return all(ours.equals(theirs) for ours, theirs in zip(self.randoms, other.randoms, strict=True))
@@ -85,10 +98,21 @@ class Replayed:
 
 
 class Replayer:
-    """Runs captured calls again."""
+    """Runs captured calls again.
 
-    def __init__(self, calls: Calls) -> None:
+    Args:
+        calls: The seams in the script's models.
+        at_step_end: What levers do between two steps, which each replay under them is.
+    """
+
+    def __init__(self, calls: Calls, at_step_end: Mapping[str, Callable[[], None]] | None = None) -> None:
         self._calls = calls
+        self._at_step_end = {} if at_step_end is None else at_step_end
+
+    @property
+    def device(self) -> str:
+        """Where the models compute, `cuda` or `cpu`."""
+        return self._calls.device
 
     def run(
         self,
@@ -104,6 +128,8 @@ class Replayer:
         are not returned but added up in the parameters, which are the caller's to put back.
         """
         found = Replayed()
+        for act in tuple(self._at_step_end.values()) if levers else ():
+            act()
         modules = {id(c.call.module): c.call.module for c in captured}
         now = [ModuleState(module) for module in modules.values()]
         random = RandomStates()
@@ -156,7 +182,7 @@ class Replayer:
                 _backward([t for t, _ in pairs], [g.to(t.dtype) for t, g in pairs])
                 gradients, of_inputs = Gradients(), list[torch.Tensor | None]()
             else:
-                gradients, of_inputs = _gradients(pairs, parameters, leaves)
+                gradients, of_inputs = _gradients(pairs, parameters, leaves, own=levers)
                 found.of_inputs += of_inputs
             self._wait()
             found.took_s += perf_counter() - begun_s
@@ -175,32 +201,43 @@ def _buffers(module: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
 
 
 def _gradients(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], parameters: Sequence[nn.Parameter], leaves: list[torch.Tensor]
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    parameters: Sequence[nn.Parameter],
+    leaves: list[torch.Tensor],
+    *,
+    own: bool,
 ) -> tuple[Gradients, list[torch.Tensor | None]]:
-    """Of parameters by parameter, and of inputs in their order."""
+    """Of parameters by parameter, and of inputs in their order.
+
+    With `own` in memory of their own: a lever may compute the next ones where these are.
+    """
     if not pairs:
         return {}, []
     outputs = [t for t, _ in pairs]
     given = [g.to(t.dtype) for t, g in pairs]
     try:
         # leaves as well, so that as much is computed as in the script
-        found = _grad(outputs, [*parameters, *leaves], given, allow_unused=True)
+        found = list(_grad(outputs, [*parameters, *leaves], given, allow_unused=True))
     except RuntimeError as problem:
         if "use_reentrant" not in str(problem):
             raise
-        return _accumulated(outputs, given, parameters), []
+        return _accumulated(outputs, given, parameters, own=own), []
+    for number, gradient in enumerate(found if own else ()):  # one at a time, so that one alone is there twice
+        found[number] = None if gradient is None else gradient.clone()
     of_inputs: list[torch.Tensor | None] = [None if g is None else reals(g) for g in found[len(parameters) :]]
     return {p: reals(g) for p, g in zip(parameters, found, strict=False) if g is not None}, of_inputs
 
 
-def _accumulated(outputs: list[torch.Tensor], given: list[torch.Tensor], parameters: Sequence[nn.Parameter]) -> Any:
+def _accumulated(
+    outputs: list[torch.Tensor], given: list[torch.Tensor], parameters: Sequence[nn.Parameter], *, own: bool
+) -> Any:
     """The same for reentrant checkpoints, which know no other way than to write into the parameters."""
     kept = [(p, p.grad) for p in parameters]
     try:
         for parameter in parameters:
             parameter.grad = None
         _backward(outputs, given)
-        return {p: reals(p.grad) for p in parameters if p.grad is not None}
+        return {p: reals(p.grad.clone() if own else p.grad) for p in parameters if p.grad is not None}
     finally:
         for parameter, gradient in kept:
             parameter.grad = gradient
@@ -220,11 +257,15 @@ def _values(former: dict[torch.Tensor, torch.Tensor]) -> Iterator[None]:
 
 
 def half(captured: CapturedCall) -> CapturedCall | None:
-    """The same call with the first half of its batch, or None where no batch dimension shows."""
+    """The same call with the first half of its batch, or None where no batch dimension shows, or it is not safe.
+
+    On a device an index into what was cut away ends the process, not the call. So no whole number that goes in, or that
+    the model keeps, may be as large as what is left.
+    """
     sizes = {t.shape[0] for t in tensors_of((captured.args, captured.kwargs)) if t.dim()}
     gradient_sizes = {g.shape[0] for g in captured.gradients if g is not None and g.dim()}
     size = max(sizes & gradient_sizes or (set() if gradient_sizes else sizes), default=0)
-    if size < 2:
+    if size < 2 or (captured.device != "cpu" and _may_index(captured, size // 2)):
         return None
 
     def cut(tensor: torch.Tensor) -> torch.Tensor:
@@ -235,3 +276,11 @@ def half(captured: CapturedCall) -> CapturedCall | None:
         kwargs=map_tensors(cut, captured.kwargs, objects=False),
         gradients=[cut(g) if g is not None else None for g in captured.gradients],
     )
+
+
+def _may_index(captured: CapturedCall, num_rows: int) -> bool:
+    """Whether a call has whole numbers that are no index into so many rows."""
+    tensors = (*tensors_of((captured.args, captured.kwargs)), *captured.state.tensors())
+    whole = [t for t in tensors if not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)]
+    # what has no dimension counts something
+    return any(int(t.min()) < -num_rows or int(t.max()) >= num_rows for t in whole if t.dim() and t.numel())

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from flatout.frameworks.pytorch.numerics.capture import CapturedCall
 from flatout.frameworks.pytorch.numerics.differences import (
@@ -29,7 +32,7 @@ from flatout.frameworks.pytorch.numerics.differences import (
 )
 from flatout.frameworks.pytorch.numerics.replay import Replayed, Replayer, half
 from flatout.frameworks.pytorch.numerics.trained import distributed_like, is_distributed
-from flatout.frameworks.pytorch.numerics.truth import AFFORDABLE_S, true_step
+from flatout.frameworks.pytorch.numerics.truth import affordable_s, true_step
 from flatout.frameworks.pytorch.seams.trees import map_tensors
 from flatout.judge import agreement
 from flatout.records.difference import Difference
@@ -50,6 +53,12 @@ LEAST_SHARE = 0.25
 SHRUNK = 1e-3
 """Where lever and plain compute the same, their distance in float64 is at most this share of that in float32; rounding
 itself is 2e-9 of it."""
+
+TF32 = 2.0**-10
+"""Spacing of floats with 10 bits of mantissa. Source: NVIDIA A100 white paper (2020), as the next."""
+
+FIRST_WITH_TF32 = (8, 0)
+"""Compute capability of Ampere."""
 
 Owner = torch.Tensor | BufferKey
 """A parameter, whose gradient is meant, or the key of a buffer."""
@@ -119,9 +128,9 @@ class Rounding:
         owner, multiple = furthest(_distances(changed, self._plain), self._units)
         named = owner[1] if isinstance(owner, tuple) else name(owner)
         found = dataclasses.replace(found, rounding=self._relative, multiple=multiple, multiple_of=named)
-        if self._is_beyond(found):
+        if self.is_beyond(found):
             found = dataclasses.replace(found, same_in_float64=self._is_same(_distances, self._units, multiple))
-        if isinstance(owner, tuple) and self._is_beyond(found):
+        if isinstance(owner, tuple) and self.is_beyond(found):
             return found  # a buffer, whose distance from the truth says nothing of the whole
         if not self._needs_truth(found):
             return found
@@ -139,7 +148,7 @@ class Rounding:
         number, multiple = furthest(distances, self._output_units)
         named = "" if number is None else self._plain.output_names[number]
         found = dataclasses.replace(found, rounding=self._outputs_relative, multiple=multiple, multiple_of=named)
-        if self._is_beyond(found):
+        if self.is_beyond(found):
             same = self._is_same(_output_distances, self._output_units, multiple)
             found = dataclasses.replace(found, same_in_float64=same)
         truth = self._true() if self._needs_truth(found) else ""
@@ -153,12 +162,13 @@ class Rounding:
         large = self._class == "rounding" and found.error > agreement.ROUNDING_ERROR
         return (
             found.multiple is None
-            or self._is_beyond(found)
+            or self.is_beyond(found)
             or large
             or not abs(found.slope - 1) <= agreement.SLOPE_ERROR
         )
 
-    def _is_beyond(self, found: Difference) -> bool:
+    def is_beyond(self, found: Difference) -> bool:
+        """Whether an error is more than rounding can be."""
         return found.multiple is not None and not found.multiple <= agreement.most_roundings(found.check, self._class)
 
     def _is_same(self, distances: Any, units: Mapping[Any, float], multiple: float) -> bool:
@@ -176,7 +186,8 @@ class Rounding:
         if self._engage is None:
             return None
         calls, took_s = list(self._calls), self._plain.took_s
-        while took_s > AFFORDABLE_S / 2:
+        most_s = affordable_s(calls) / 2
+        while took_s > most_s:
             halves = [one for one in map(half, calls) if one is not None]
             if len(halves) < len(calls):
                 return None
@@ -283,10 +294,39 @@ def _shaken(call: CapturedCall, noise: Any, epsilon: float) -> CapturedCall:
 
 
 def epsilon_of(call: CapturedCall, least: float = 0.0) -> float:
-    """Spacing of the coarsest floats that the call computes with, relative to 1."""
+    """Spacing of the coarsest floats that the call computes with, relative to 1.
+
+    What is stored in float32 is multiplied on a device in TF32 where that is allowed: for convolutions it is from the
+    start.
+    """
+    if call.device != "cpu" and _rounds_to_tf32(call.call.module):
+        least = max(least, TF32)
     dtypes = {p.dtype for p in call.call.module.parameters() if _has_places(p)}
     dtypes |= call.autocast_dtypes
     return max(least, *(torch.finfo(d).eps for d in dtypes)) if dtypes else max(least, torch.finfo(torch.float32).eps)
+
+
+def _rounds_to_tf32(module: nn.Module) -> bool:
+    """Whether products of float32 in a module may be rounded to TF32 now."""
+    if torch.cuda.get_device_capability() < FIRST_WITH_TF32:
+        return False
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    if _allowed(cuda.matmul, cuda.matmul):
+        return True
+    kinds = {_ConvNd: getattr(cudnn, "conv", None), nn.RNNBase: getattr(cudnn, "rnn", None)}
+    return any(
+        isinstance(part, kind) for kind, own in kinds.items() if _allowed(own, cudnn) for part in module.modules()
+    )
+
+
+def _allowed(of_operation: Any, of_library: Any) -> bool:
+    """Whether a family of operations may compute in TF32, asked in words that do not raise where both are in use."""
+    precision = getattr(of_operation, "fp32_precision", None)
+    if precision is not None:
+        return bool(precision == "tf32")
+    with warnings.catch_warnings():  # before PyTorch 2.9 there was one word only, which later versions warn of
+        warnings.simplefilter("ignore")
+        return bool(of_library.allow_tf32)
 
 
 def _has_places(tensor: torch.Tensor) -> bool:

@@ -8,23 +8,33 @@ replay. Out: the true gradients and outputs, or why there are none. Loaded in tr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.frameworks.pytorch.numerics.capture import CapturedCall
 from flatout.frameworks.pytorch.numerics.differences import apart, numbered, relative_error
 from flatout.frameworks.pytorch.numerics.replay import Replayed, Replayer
+from flatout.frameworks.pytorch.numerics.room import room_bytes
 from flatout.frameworks.pytorch.seams.trees import map_tensors
+from flatout.guest.memory_errors import out_of_memory
 
 AFFORDABLE_S = 0.5
-"""Longest plain replay of which the truth is computed: in float64 it takes 2 to 10 times as long."""
+"""Longest plain replay on a CPU of which the truth is computed: in float64 it takes 2 to 10 times as long."""
+
+AFFORDABLE_ON_DEVICE_S = 5.0
+"""Longest step in float64 on a device, where that takes 2 to 500 times as long: it is predicted from a product."""
 
 AFFORDABLE_BYTES = 400_000_000
-"""Most memory that the widened parameters may take."""
+"""Most memory that the widened parameters may take; on a device with much that is free, more."""
+
+PROBE_ROWS, PROBE_CALLS = 2048, 4
+"""Of the products that are timed on a device: 17 GFLOP each, 0.3 ms in float64 on an H100, 60 ms on a T4."""
 
 SAME_DRAWS = 0.02
 SAME_DRAWS_IN_FLOAT32 = 0.5
@@ -40,12 +50,15 @@ def true_step(
     """The step computed in float64, plain or under the engaged levers, or why that is not known."""
     modules = list({id(c.call.module): c.call.module for c in calls}.values())
     num_bytes = 8 * sum(p.numel() for module in modules for p in module.parameters())
-    if plain.took_s > AFFORDABLE_S or num_bytes > AFFORDABLE_BYTES:
+    most_bytes = AFFORDABLE_BYTES if replayer.device == "cpu" else max(AFFORDABLE_BYTES, room_bytes(replayer.device))
+    if num_bytes > most_bytes or plain.took_s > affordable_s(calls):
         return "a step in float64 would take too long"
     try:
         with _widened(modules), _Wide():
             found = replayer.run([_wide(c) for c in calls], levers=levers)
-    except Exception as problem:  # noqa: BLE001  a model may hold a type of its own anywhere
+    except Exception as problem:  # a model may hold a type of its own anywhere
+        if out_of_memory(problem):
+            raise
         return f"the model does not compute in float64 ({type(problem).__name__})"
     if found.gradients.keys() != plain.gradients.keys() or not found.finite:
         return "in float64 other gradients come out"
@@ -54,6 +67,38 @@ def true_step(
     if not _same_draws(calls, found, plain):
         return "in float64 the model draws other random numbers"
     return found
+
+
+def affordable_s(calls: Sequence[CapturedCall]) -> float:
+    """Longest plain replay of which the truth is computed."""
+    if all(c.device == "cpu" for c in calls):
+        return AFFORDABLE_S
+    dtypes = {dtype for c in calls for dtype in (*c.autocast_dtypes, *(p.dtype for p in c.call.module.parameters()))}
+    narrowest = min(dtypes & set(_NARROW), key=lambda dtype: dtype.itemsize, default=torch.float32)
+    convolves = any(isinstance(part, _ConvNd) for c in calls for part in c.call.module.modules())
+    return AFFORDABLE_ON_DEVICE_S / slowdown(narrowest, convolves)
+
+
+@functools.cache
+def slowdown(dtype: torch.dtype, convolves: bool, device: str = "cuda") -> float:
+    """How many times as long a product, or also a convolution, takes on a device in float64 as in a type.
+
+    As large as in models, and as often as a clock can see; in the type whatever the script allows (TF32) counts.
+    """
+    left = torch.ones(PROBE_ROWS, PROBE_ROWS, device=device)
+    image, weight = (torch.ones(16, channels, size, size, device=device) for channels, size in ((16, 32), (16, 3)))
+    found = [_seconds(torch.mm, (left, left), torch.float64) / _seconds(torch.mm, (left, left), dtype)]
+    if convolves:
+        both = (_seconds(torch.conv2d, (image, weight), one) for one in (torch.float64, dtype))
+        found.append(next(both) / next(both))
+    return max(1.0, *found)
+
+
+def _seconds(compute: Callable[..., Any], args: tuple[torch.Tensor, ...], dtype: torch.dtype) -> float:
+    from torch.utils.benchmark import Timer  # which waits for devices, and leaves out the first call
+
+    names = {"compute": compute, "args": [a.to(dtype) for a in args]}
+    return Timer("compute(*args)", globals=names).timeit(PROBE_CALLS).median
 
 
 def _same_draws(calls: Sequence[CapturedCall], found: Replayed, plain: Replayed) -> bool:

@@ -11,14 +11,17 @@ import numbers
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.optim import optimizer as of_optimizers
 
-from flatout.frameworks.pytorch.numerics.differences import Gradients, apart, furthest, reals, square
+from flatout.frameworks.pytorch.numerics.differences import Apart, apart, furthest, reals, square
+from flatout.frameworks.pytorch.numerics.room import Place, num_bytes, place_for
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.session import Session
+
+T = TypeVar("T")
 
 GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
@@ -45,14 +48,20 @@ def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class Snapshot:
-    """Parameters, gradients, optimizer state and options as they are now, in memory of their own."""
+    """Parameters, gradients, optimizer state and options as they are now, in memory of their own.
 
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._parameters = {
-            p: p.detach().clone() for o in optimizers for group in o.param_groups for p in group["params"]
-        }
-        self._gradients = [(p.grad, p.grad.detach().clone()) for p in self._parameters if p.grad is not None]
-        self._optimizers = [_OptimizerState(o) for o in optimizers]
+    Raises:
+        NoRoom: They have none, on the device or on the host.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], device: str) -> None:
+        parameters = list({p: None for o in optimizers for group in o.param_groups for p in group["params"]})
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        found = (*parameters, *gradients, *(value for _, _, value in _states(optimizers)))
+        place = place_for(num_bytes(found), device, "parameters, gradients and moments")
+        self._parameters = {p: _copied(p, place) for p in parameters}
+        self._gradients = [(gradient, _copied(gradient, place)) for gradient in gradients]
+        self._optimizers = [_OptimizerState(o, place) for o in optimizers]
         self.plain_hooks = {id(o): {**o._optimizer_step_pre_hooks, **o._optimizer_step_post_hooks} for o in optimizers}
         """The script's own step hooks, which do not see our updates."""
         self.plain_global_hooks = {key for name in GLOBAL_HOOKS for key in getattr(of_optimizers, name)}
@@ -72,9 +81,18 @@ class Snapshot:
             if gradient.layout is torch.strided:
                 gradient.data.copy_(value)
 
-    def moved(self) -> Gradients:
-        """How far each parameter is from here."""
-        return {p: reals(p.detach() - value) for p, value in self._parameters.items()}
+    def moved(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """How far each parameter is from here, one at a time."""
+        for parameter, value in self._parameters.items():
+            yield parameter, reals(parameter.detach() - value.to(parameter.device))
+
+    def is_finite(self) -> bool:
+        """Whether every parameter is still a number."""
+        return all(bool(torch.isfinite(moved).all()) for _, moved in self.moved())
+
+    def beside(self, plain: Moved) -> dict[torch.Tensor, Apart]:
+        """How far each parameter is from here, beside how far plain updates have moved it; nothing of it is copied."""
+        return {p: apart({p: moved}, {p: plain.parameters[p]})[p] for p, moved in self.moved()}
 
     def scale(self, parameter: torch.Tensor, moved: torch.Tensor) -> float:
         """How far rounding may move a parameter: one unit in the last place of it and of its movement."""
@@ -93,17 +111,18 @@ class Snapshot:
 class _OptimizerState:
     """State by parameter, options by group, and what the optimizer keeps on itself."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, place: Place) -> None:
         self._optimizer = optimizer
-        self._state = {owner: _kept(state) for owner, state in optimizer.state.items()}
-        self._groups = [_kept({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
+        self._state = {owner: _kept(state, place) for owner, state in optimizer.state.items()}
+        groups = ({k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups)
+        self._groups = [_kept(group, place) for group in groups]
         self._own = {k: v for k, v in vars(optimizer).items() if isinstance(v, numbers.Number | str | None)}
 
     def restore(self) -> None:
         state = self._optimizer.state
         for owner in list(state):
             if owner in self._state:
-                _put_back(state[owner], self._state[owner])
+                _put_back(state[owner], self._state[owner], owner=owner)
             else:
                 del state[owner]
         for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
@@ -111,15 +130,22 @@ class _OptimizerState:
         vars(self._optimizer).update(self._own)
 
 
-def _kept(value: Any) -> Any:
+def _copied(tensor: torch.Tensor, place: Place) -> torch.Tensor:
+    """A copy where it has room; counters and rates lie where they lay."""
+    placed = place(tensor.detach()) if tensor.dim() else tensor.detach()
+    return placed.clone() if placed.device == tensor.device else placed
+
+
+def _kept(value: Any, place: Place) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return _copied(value, place)
     if type(value) is dict:
-        return {k: _kept(v) for k, v in value.items()}
+        return {k: _kept(v, place) for k, v in value.items()}
     return value.copy() if type(value) is list else value
 
 
-def _put_back(present: Any, kept: Any, always: tuple[str, ...] = ()) -> None:
+def _put_back(present: Any, kept: Any, always: tuple[str, ...] = (), owner: Any = None) -> None:
+    """Put what was kept in the place of what is there; what is not there any more is made where its owner lies."""
     if not isinstance(present, dict) or not isinstance(kept, dict):
         return
     for key in [k for k in present if k not in kept and k not in always]:
@@ -129,15 +155,25 @@ def _put_back(present: Any, kept: Any, always: tuple[str, ...] = ()) -> None:
         if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.shape == value.shape:
             now.data.copy_(value)
         else:
-            present[key] = _kept(value)
+            present[key] = _kept(value, lambda t: t.to(owner.device) if isinstance(owner, torch.Tensor) else t)
 
 
 class Moved:
-    """What updates have done: how far each parameter went, what the optimizer remembers, where random streams stand."""
+    """What updates have done: how far each parameter went, what the optimizer remembers, where random streams stand.
 
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], snapshot: Snapshot) -> None:
-        self.parameters = snapshot.moved()
-        self.states = {(p, key): reals(value.detach()).clone() for p, key, value in _states(optimizers)}
+    Raises:
+        NoRoom: There is none for copies of that.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], snapshot: Snapshot, device: str) -> None:
+        moved, states = snapshot.moved(), list(_states(optimizers))
+        found = (
+            *(p for o in optimizers for group in o.param_groups for p in group["params"]),
+            *(v for *_, v in states),
+        )
+        place = place_for(num_bytes(found), device, "an update's parameters and moments")
+        self.parameters = {p: place(distance) for p, distance in moved}
+        self.states = {(p, key): _copied(reals(value.detach()), place) for p, key, value in states}
         self.random = RandomStates()
 
     @property
@@ -150,11 +186,12 @@ def updated(
     session: Session,
     optimizers: Sequence[torch.optim.Optimizer],
     snapshot: Snapshot,
+    look: Callable[[], T],
     clip: Callable[[float], None] | None = None,
     *,
     vary: bool = True,
-) -> Moved:
-    """What three updates under the engaged levers do; everything is put back after.
+) -> T:
+    """Look at what three updates under the engaged levers do, where it lies; everything is put back after.
 
     With `clip`, each begins with gradients as backward left them, and the script's own clipping is made again; the last
     with gradients so large that it has something to do. From the second on the learning rate is another, and with
@@ -175,7 +212,7 @@ def updated(
                     session.flags.before_update(optimizer)
                     snapshot.step_of(optimizer)()
                     session.flags.after_update(optimizer)
-        return Moved(optimizers, snapshot)
+        return look()
     finally:
         snapshot.restore()
         session.silent = False
@@ -184,10 +221,11 @@ def updated(
 def bears_other_options(session: Session, optimizers: Sequence[torch.optim.Optimizer], snapshot: Snapshot) -> bool:
     """Whether plain updates with lessened options still give numbers, where they do with the script's own."""
     try:
-        varied = updated(session, optimizers, snapshot)
+        if updated(session, optimizers, snapshot, snapshot.is_finite):
+            return True
     except Exception:  # noqa: BLE001  an optimizer of the script's own may refuse an option in any way
         return False
-    return varied.finite or not updated(session, optimizers, snapshot, vary=False).finite
+    return not updated(session, optimizers, snapshot, snapshot.is_finite, vary=False)
 
 
 def _lessen(optimizer: torch.optim.Optimizer, meant: Callable[[str], bool]) -> None:
@@ -219,14 +257,17 @@ def _states(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[torch
                         yield owner, key, value
 
 
-def worst_update(found: Moved, plain: Moved, snapshot: Snapshot) -> tuple[torch.Tensor | None, str, float]:
+def worst_update(
+    moved: Mapping[torch.Tensor, Apart], optimizers: Sequence[torch.optim.Optimizer], plain: Moved, snapshot: Snapshot
+) -> tuple[torch.Tensor | None, str, float]:
     """The parameter (and what of it) whose difference is the largest multiple of what rounding may do.
 
-    A step counter that stands elsewhere is an infinite one.
+    A step counter that stands elsewhere is an infinite one. What is compared lies in the parameters and optimizers.
     """
-    moved = {p: a.distance for p, a in apart(found.parameters, plain.parameters).items()}
-    parameter, multiple = furthest(moved, {p: snapshot.scale(p, value) for p, value in plain.parameters.items()})
-    both = {key: found.states[key].to(value.device) for key, value in plain.states.items() if key in found.states}
+    scales = {p: snapshot.scale(p, value) for p, value in plain.parameters.items()}
+    parameter, multiple = furthest({p: a.distance for p, a in moved.items()}, scales)
+    present = {(p, key): reals(value.detach()) for p, key, value in _states(optimizers)}
+    both = {key: present[key] for key in plain.states if key in present}
     compared = apart(both, {key: plain.states[key] for key in both})
     units = {key: _unit(plain.states[key]) for key in both}
     state, of_states = furthest({key: a.distance for key, a in compared.items()}, units)

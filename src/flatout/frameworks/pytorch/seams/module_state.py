@@ -36,7 +36,11 @@ class ModuleState:
     @property
     def num_bytes(self) -> int:
         """Memory that keeping it takes."""
-        return sum(value.numel() * value.element_size() for _, value in self._values)
+        return sum(value.numel() * value.element_size() for value in self.tensors())
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Buffers, and attributes that are tensors, as they were."""
+        return [value for _, value in self._values]
 
     def _keep_value(self, tensor: torch.Tensor, seen: set[int]) -> None:
         if id(tensor) not in seen:
