@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from flatout.judge.agreement import Judgement
 from flatout.judge.diagnosis import Diagnosis
 from flatout.records.plan import Candidate
 from flatout.run.script import Script
@@ -186,3 +187,16 @@ def test_when_the_final_measurement_began_and_ended_is_noted_for_its_energy(cond
     conduct._measure_again(trial({"heap": {}}, 1.3))
     begun_s, ended_s = conduct.joules.final_s["heap"]
     assert begun_s < seen[0] <= seen[-1] < ended_s < time.perf_counter()
+
+
+@pytest.mark.parametrize(("check", "class_", "compared"), [("gradients", "rounding", "starts"), ("none", "exact", "")])
+def test_what_needs_a_process_is_held_against_plain_in_starts_for_no_step_shows_both(
+    conduct, monkeypatch, check, class_, compared
+):
+    asked = []
+    agrees = Judgement(verdict="agrees", detail="")
+    conduct.levers = registry(lever("a", toggles="process", check=check, class_=class_))
+    monkeypatch.setattr(conduct.bench, "agreement", lambda levers, checks: asked.append("a step"))
+    monkeypatch.setattr(conduct.starts, "judge", lambda *what: (asked.append("starts") or agrees, class_))
+    assert conduct.judge({"a": {}}, class_).verdict == "agrees"
+    assert "".join(asked) == compared

@@ -23,7 +23,7 @@ from flatout.judge.result import Untried
 from flatout.judge.sequential import Looks
 from flatout.records.ceilings import Machine
 from flatout.records.plan import Candidate, Trial, allows
-from flatout.records.trace import Agreement, Levers
+from flatout.records.trace import Levers
 from flatout.run.script import Script
 from flatout.trials import windows
 from flatout.trials.baseline import Baseline
@@ -388,8 +388,18 @@ class Conduct:
 
     def judge(self, levers: Levers, class_: str) -> agreement.Judgement:
         """Whether the numbers under the levers are those of plain, as far as their class allows."""
-        if self._starts_anew(levers):
-            return self.starts.judge(levers, class_, self.goal.choice.accept)[0]
+        try:
+            if self._starts_anew(levers) or checks_of(self._apart(levers), self.levers):
+                self.bench.end()  # nothing else of ours computes meanwhile
+                return self.starts.judge(levers, class_, self.goal.choice.accept)[0]
+            return self._judged_at_a_step(levers, class_)
+        except CandidateFailed as failed:
+            return agreement.Judgement(verdict="disagrees", detail=f"broke while being compared: {failed}")
+        except Inconclusive as problem:
+            return agreement.Judgement(verdict="inconclusive", detail=problem.error)
+
+    def _judged_at_a_step(self, levers: Levers, class_: str) -> agreement.Judgement:
+        """The same, by steps that are replayed under levers and without, in one process."""
         checks = checks_of(levers, self.levers)
         if class_ == "statistical":  # the batches were admitted as other ones; the arithmetic must still agree
             class_ = widest_class(levers, self.levers)
@@ -397,16 +407,9 @@ class Conduct:
         if not checks:
             return agreement.judge([], class_, ())
         togglable = self._togglable(levers)
-        points: list[Agreement] = []
-        try:
-            for _ in range(2):
-                points.append(self.bench.agreement(togglable, checks))
-            while agreement.needs_more_points(points, agreement.judge(points, class_, checks)):
-                points.append(self.bench.agreement(togglable, checks))
-        except CandidateFailed as failed:
-            return agreement.Judgement(verdict="disagrees", detail=f"broke while being compared: {failed}")
-        except Inconclusive as problem:
-            return agreement.Judgement(verdict="inconclusive", detail=problem.error)
+        points = [self.bench.agreement(togglable, checks) for _ in range(2)]
+        while agreement.needs_more_points(points, agreement.judge(points, class_, checks)):
+            points.append(self.bench.agreement(togglable, checks))
         return agreement.judge(points, class_, checks)
 
     # -- choice --------------------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ CPU_LEVERS = {
     "fused_optimizer": {},
     "foreach_optimizer": {},
     "tf32": {},
-    "cudnn_benchmark": {},
 }
 MOMENTUM = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
@@ -833,3 +832,19 @@ def test_optimizers_that_compare_by_value_are_told_apart(hashed, watch):
     watched.compare(watched.listener.num_steps + 1, {"foreach_optimizer": {}}, "updates")
     train(6)
     assert watched.difference("updates").error < 1e-5
+
+
+# -- before the first step -----------------------------------------------------------------------------------------
+
+
+def test_cudnn_searches_from_the_first_convolution_on_because_it_keeps_the_plan_that_a_shape_got_first(
+    watch, workload, monkeypatch
+):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    assert registry()["cudnn_benchmark"].toggles == "process"
+    watched, script, seen = watch({"cudnn_benchmark": {}}), workload("conv"), []
+    for model in script.models:
+        model.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.benchmark))
+    script.train(8)
+    watched.pytorch.engage({})
+    assert seen and all(seen) and torch.backends.cudnn.benchmark
