@@ -8,8 +8,10 @@ import pytest
 
 from flatout.judge.agreement import Judgement
 from flatout.judge.diagnosis import Diagnosis
+from flatout.records.ceilings import Accelerator
 from flatout.records.plan import Candidate
 from flatout.run.script import Script
+from flatout.trials import tune
 from flatout.trials.budget import Size
 from flatout.trials.conduct import Conduct
 from flatout.trials.search.space import Choice
@@ -200,3 +202,24 @@ def test_what_needs_a_process_is_held_against_plain_in_starts_for_no_step_shows_
     monkeypatch.setattr(conduct.starts, "judge", lambda *what: (asked.append("starts") or agrees, class_))
     assert conduct.judge({"a": {}}, class_).verdict == "agrees"
     assert "".join(asked) == compared
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "asked"),
+    [("cuda", 1, ["auto", "ended"]), ("cpu", 1, ["cpu"]), ("cpu", 0, ["auto"])],
+)
+def test_ceilings_are_those_of_what_the_script_computes_on_and_it_holds_no_gpu_meanwhile(
+    conduct, monkeypatch, device, gpus, asked
+):
+    happened = []
+
+    def ceilings(package, device="auto", before=lambda: None):
+        happened.append(device)
+        before()
+
+    conduct.bench.facts = replace(FACTS, device=device)
+    conduct.machine = replace(MACHINE, accelerators=(Accelerator(name="GPU", memory_bytes=2**37),) * gpus)
+    monkeypatch.setattr(conduct.bench, "end", lambda: happened.append("ended"))
+    monkeypatch.setattr(tune.calibrate, "ceilings", ceilings)
+    tune._ceilings(conduct)
+    assert happened == asked
