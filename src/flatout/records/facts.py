@@ -120,6 +120,8 @@ class Facts:
     grad_scaler: bool = False
     distributed: bool = False
     matmul_precision: str = "highest"
+    convolution_tf32: bool = False
+    """Whether a GPU computes float32 convolutions in TF32."""
     cudnn_benchmark: bool = False
     step_rhythm: EndedBy = "optimizer"
     """What ends a step: an optimizer's update, a fetch, or, where neither shows, the next call of the model."""

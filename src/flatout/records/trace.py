@@ -159,6 +159,8 @@ class Census:
     """`file:line` of host synchronisations, most frequent first."""
     recomputed_flops: int = 0
     """Beside `flops`, those that only do the forward again: checkpointing, and the scores in attention's backward."""
+    convolution_flops: int = 0
+    """Of both, those of convolutions."""
     order: int = -1
 
 

@@ -44,6 +44,13 @@ def test_convolutions_count_what_each_output_pixel_sums():
     assert forward_and_backward(nn.Conv2d(6, 8, 3, bias=False), x, count_inputs=True) == (plain, 2 * plain)
 
 
+def test_operations_of_convolutions_are_told_from_those_of_products_which_may_have_another_precision():
+    model, x = nn.Sequential(nn.Conv2d(6, 8, 3), nn.Flatten(), nn.Linear(392, 5)), torch.randn(2, 6, 9, 9)
+    found = count(lambda: model(x).sum().backward())
+    assert found.flops - found.convolution_flops == 3 * (2 * 2 * 392 * 5), "forward, its weights and its inputs"
+    assert count(lambda: model[2](torch.randn(3, 392))).convolution_flops == 0
+
+
 @pytest.mark.parametrize("groups", [2, 6])
 def test_a_grouped_convolution_sums_over_its_own_channels_alone(groups):
     x = torch.randn(2, 6, 9, 9)

@@ -113,6 +113,7 @@ class OperationCounter(TorchDispatchMode):
             num_syncs=sum(self._places.values()),
             flops=sum(op.flops for op in operations) - self._recomputed_flops,
             recomputed_flops=self._recomputed_flops,
+            convolution_flops=sum(op.flops for op in operations if "convolution" in op.name),
             moved_bytes=sum(op.moved_bytes for op in operations),
             operations=tuple(sorted(operations, key=lambda op: -op.self_s)[:MOST_OPERATIONS]),
             uncounted=tuple(heavy),
