@@ -3,6 +3,7 @@
 import copy
 import io
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -773,6 +774,41 @@ def test_tf32_in_the_scripts_newer_terms_is_engaged_and_released_in_them(watch, 
     assert torch.backends.cuda.matmul.allow_tf32
     watched.pytorch.engage({})
     assert torch.backends.cuda.matmul.fp32_precision == "none" and not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_whoever_warns_of_the_older_terms_for_tf32_the_scripts_stderr_is_plain(watch, workload, monkeypatch, recwarn):
+    """As PyTorch 2.9 and 2.10 do, whose own warning is not to be had here."""
+
+    def warns(ask):
+        return lambda *arguments: (warnings.warn("use the new API", stacklevel=1), ask(*arguments))[1]
+
+    for name in ("_get_cublas_allow_tf32", "_set_cublas_allow_tf32", "get_float32_matmul_precision"):
+        place = torch if hasattr(torch, name) else torch._C
+        monkeypatch.setattr(place, name, warns(getattr(place, name)))
+    watched = watch()
+    workload("mlp").train(8)
+    watched.pytorch.facts()
+    watched.pytorch.engage({"tf32": {}})
+    watched.pytorch.engage({})
+    assert not [str(one.message) for one in recwarn if "use the new API" in str(one.message)]
+
+
+def test_tf32_is_looked_for_in_one_product_that_tensor_cores_compute(watch, workload, monkeypatch):
+    shapes, plain = [], torch.full
+
+    def full(shape, value, device):
+        shapes.append(shape)
+        return plain(shape, 1.0)  # as TF32 rounds it
+
+    watched = watch()
+    workload("mlp").train(8)
+    watched.pytorch.engage({"tf32": {}})
+    monkeypatch.setattr(torch, "full", full)
+    assert all(watched.pytorch.evidence()[0]["tf32"] for _ in range(3))
+    assert len(shapes) == 1 and min(shapes[0]) >= 1024
+    watched.pytorch.engage({})
+    watched.pytorch.engage({"tf32": {}})
+    assert watched.pytorch.evidence()[0]["tf32"] and len(shapes) == 2, "what was shown before proves nothing now"
 
 
 def test_a_lever_that_fails_half_way_is_taken_back(watch, workload, monkeypatch, layouts):
