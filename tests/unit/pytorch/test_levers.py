@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from flatout.frameworks.pytorch.levers import registry  # noqa: E402
 from flatout.judge.agreement import judge  # noqa: E402
+from flatout.records.ceilings import Accelerator  # noqa: E402
 from handmade import FACTS, LOADER, MACHINE  # noqa: E402
 from processors import computes_bfloat16_lstm  # noqa: E402
 
@@ -774,6 +775,18 @@ def test_tf32_in_the_scripts_newer_terms_is_engaged_and_released_in_them(watch, 
     assert torch.backends.cuda.matmul.allow_tf32
     watched.pytorch.engage({})
     assert torch.backends.cuda.matmul.fp32_precision == "none" and not torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.parametrize("lever", ["bf16", "tf32"])
+@pytest.mark.parametrize(("capability", "fits"), [("7.5", False), ("8.0", True), ("12.0", True)])
+def test_a_gpu_before_ampere_has_neither_bfloat16_nor_tf32(lever, capability, fits):
+    gpu = Accelerator(name="GPU", memory_bytes=2**34, compute_capability=capability)
+    machine = replace(MACHINE, accelerators=(gpu,))
+    reason = registry()[lever].applies(replace(FACTS, device="cuda"), machine)
+    assert (reason is None) == fits
+    if lever == "bf16":
+        assert fits or "float16" in reason
+        assert registry()[lever].applies(FACTS, machine) == registry()[lever].applies(FACTS, MACHINE)
 
 
 def test_whoever_warns_of_the_older_terms_for_tf32_the_scripts_stderr_is_plain(watch, workload, monkeypatch, recwarn):

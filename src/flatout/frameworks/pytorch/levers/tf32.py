@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from flatout.frameworks.pytorch.lever_bases import CudaLever
+from flatout.frameworks.pytorch.lever_bases import TENSOR_CORES_FOR_ALL, CudaLever, least_capability
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.session import Session
-
-FIRST_CAPABILITY = 8.0
-"""Ampere, the first NVIDIA generation with TF32. Source: NVIDIA A100 white paper (2020)."""
-
 
 PROBE = 1024
 """Rows and columns of the product that is looked at."""
@@ -37,10 +33,8 @@ class Tf32(CudaLever):
             return reason
         if facts.matmul_precision != "highest":
             return "the script allows it already"
-        capabilities = [a.compute_capability for a in machine.accelerators if a.compute_capability]
-        if not capabilities or min(float(c) for c in capabilities) < FIRST_CAPABILITY:
-            return "this GPU has no TF32"
-        return None
+        capability = least_capability(machine)
+        return "this GPU has no TF32" if capability is None or capability < TENSOR_CORES_FOR_ALL else None
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Allow it, in the terms that the script uses: PyTorch refuses to be asked in both, and may warn of the older.
