@@ -223,3 +223,20 @@ def test_ceilings_are_those_of_what_the_script_computes_on_and_it_holds_no_gpu_m
     monkeypatch.setattr(tune.calibrate, "ceilings", ceilings)
     tune._ceilings(conduct)
     assert happened == asked
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "total_s"),
+    [
+        ("cpu", {}, 120.0),
+        ("cuda", {}, 300.0),
+        ("cuda", {"budget_s": 60.0}, 60.0),
+        ("cuda", {"exactly": {"bf16": {}}}, 60.0),
+    ],
+)
+def test_a_search_on_a_device_has_five_minutes_where_nothing_was_asked_for(tmp_path, device, changes, total_s):
+    conduct = Conduct(Script(path="train.py"), tmp_path, MACHINE, replace(Goal(), **changes), Show())
+    conduct.bench.facts = replace(FACTS, device=device)
+    conduct._fit_budget(0.01)
+    conduct._fit_budget(0.02)
+    assert conduct.budget.total_s == total_s

@@ -19,13 +19,12 @@ LEVERS = registry(
     lever("c", class_="precision"),
     lever("items", class_="exact", check="batches", shortens=("data",), toggles="epoch"),
     lever("slow", compiles=True),
-    lever("beside", shows_beside=("a",)),
 )
 DISAGREES = Judgement(verdict="disagrees", detail="another number")
 
 
 def space(*names):
-    known = {name: LEVERS[name] for name in names or [name for name in LEVERS if name != "beside"]}
+    known = {name: LEVERS[name] for name in names or LEVERS}
     return Space(singles=tuple(Candidate(levers={name: {}}) for name in known), untried=(), levers=known)
 
 
@@ -138,20 +137,6 @@ def test_a_lever_that_shows_no_effect_leaves():
         ("b", "b took no effect: not seen")
     ]
     assert sum("b" in ask.levers for ask in asks) == 3
-
-
-@pytest.mark.parametrize("broken", [(), ["a"]])
-def test_a_lever_that_can_show_its_effect_beside_another_alone_leaves_where_the_other_is_not_to_be_had(broken):
-    def answer(ask):
-        alone = "beside" in ask.levers and "a" not in ask.levers
-        gains = {"a": 1.3} if alone else {"a": 1.3, "beside": 1.4}
-        return machine(gains, broken=broken, idle=["beside"] if alone else [])(ask)
-
-    for seed in range(5):
-        found, _ = screened(space("a", "beside", "b"), answer, seed=seed)
-        failed = [names(t) for t in found.trials if t.outcome == "failed"]
-        assert failed == (["a", "beside"] if broken else [])
-        assert broken or {"a", "beside"} <= set(found.trials[-1].levers)
 
 
 def test_a_best_set_that_disagrees_loses_the_lever_that_disagrees_alone():

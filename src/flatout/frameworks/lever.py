@@ -87,8 +87,6 @@ class Lever(ABC):
     """Names of levers that it cannot be combined with."""
     partners: ClassVar[tuple[str, ...]] = ()
     """Names of levers with which it may gain what neither gains alone: they are tried together early."""
-    shows_beside: ClassVar[tuple[str, ...]] = ()
-    """Names of levers beside which alone it may show an effect: without them, that none was seen says nothing."""
     contains: ClassVar[tuple[str, ...]] = ()
     """Names of levers that it does the work of as well, among those that it cannot be combined with."""
 

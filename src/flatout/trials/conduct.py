@@ -28,7 +28,7 @@ from flatout.run.script import Script
 from flatout.trials import windows
 from flatout.trials.baseline import Baseline
 from flatout.trials.bench import Bench
-from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget, compiling_s
+from flatout.trials.budget import DEVICE_DEFAULT_S, TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget, compiling_s
 from flatout.trials.child_failures import CandidateFailed
 from flatout.trials.joules import Joules
 from flatout.trials.screening import screened
@@ -211,6 +211,9 @@ class Conduct:
         loaders = self.bench.facts.loaders if self.bench.facts is not None else ()
         num_steps = LEAST_STEPS[self.command] + (FREE_DATA_STEPS if loaders else 0)
         self.budget.suit(num_steps, step_s)
+        searches = self.command == "tune" and self.goal.exactly is None
+        if searches and self.bench.facts is not None and self.bench.facts.device != "cpu":
+            self.budget.allow(DEVICE_DEFAULT_S)
         self.bench.deadline_s = self.budget.deadline_s()
         self.budget.require(num_steps, step_s, self.script.name, patience=patience)
 

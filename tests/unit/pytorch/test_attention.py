@@ -146,4 +146,4 @@ def test_backends_for_16_bits_are_tried_beside_bf16_on_gpus_that_they_are_writte
     machine = replace(MACHINE, accelerators=(gpu,))
     facts = replace(FACTS, device="cuda", attention=("efficient",))
     assert [s["backend"] for s in LEVER.settings(facts, machine)] == backends
-    assert LEVER.partners == LEVER.shows_beside == ("bf16",)
+    assert LEVER.partners == ("bf16",)

@@ -183,8 +183,7 @@ class _Screen:
         self._ran += [one for one in _parts(levers) if one not in self._ran]
         self._evidence.update(answer.evidence)
         for name, why in answer.missing.items():
-            excused = name in self._evidence or self._lacks_company(name, levers)
-            self._missed[name] = self._missed.get(name, 0) + (not excused)
+            self._missed[name] = self._missed.get(name, 0) + (name not in self._evidence)
             if self._missed[name] == NO_EFFECT and name in levers:
                 self._drop({name: levers[name]}, f"{name} took no effect: {why}")
         if answer.step_s is None:
@@ -193,11 +192,6 @@ class _Screen:
         self._num_void = 0
         self._effects.saw(levers, answer.step_s, answer.disturbed)
         return True
-
-    def _lacks_company(self, name: str, levers: Levers) -> bool:
-        """Whether a set is without a lever beside which alone this one may show its effect, and which can be had."""
-        wanted = {*self._space.levers[name].shows_beside} - {*levers} - {n for t in self._found for n in t.levers}
-        return any(partner in wanted for one in self._singles for partner in one)
 
     def _drop(self, levers: Levers, reason: str, judgement: Judgement | None = None, ratio: bool = False) -> None:
         """A set leaves the design: it broke, or its numbers do not agree; `ratio`: what it brings is known even so."""

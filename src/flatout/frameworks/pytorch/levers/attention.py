@@ -38,8 +38,7 @@ class Attention(CudaLever):
     check = "gradients"
     parameter = "backend"
     choices: ClassVar = ("flash", "efficient", "cudnn", "math")
-    partners: ClassVar = ("bf16",)
-    shows_beside: ClassVar = ("bf16",)  # flash and cuDNN's compute in 16 bits alone
+    partners: ClassVar = ("bf16",)  # flash and cuDNN's compute in 16 bits alone
     conflicts: ClassVar = ("compile",)  # a compiled function keeps the backend that it was compiled with
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
