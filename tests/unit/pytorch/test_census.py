@@ -110,6 +110,18 @@ def test_operations_without_a_formula_are_named_where_they_take_time():
     assert "_linalg_svd" in found.uncounted or "linalg_svd" in found.uncounted
 
 
+def test_on_a_device_what_is_heavy_is_told_by_what_it_computes_and_moves_not_by_its_launch():
+    def step():
+        for size in range(2, 60):
+            torch.empty(size, device="meta").add(1)  # each launch takes as long as that of what follows
+        torch.empty(4096, 4096, device="meta") @ torch.empty(4096, 4096, device="meta")
+        torch.empty(4096, 40960, device="meta").tanh()
+
+    found = count(step)
+    assert [op.name for op in found.operations[:2]] == ["mm", "tanh"] and len(found.operations) == 40
+    assert found.uncounted == ("tanh",), "launches of small ones do not add up to anything"
+
+
 def test_equal_operations_are_one_row_with_their_number():
     x = torch.randn(4, 4)
 
