@@ -240,3 +240,13 @@ def test_a_search_on_a_device_has_five_minutes_where_nothing_was_asked_for(tmp_p
     conduct._fit_budget(0.01)
     conduct._fit_budget(0.02)
     assert conduct.budget.total_s == total_s
+
+
+@pytest.mark.parametrize(("device", "gpus", "warned"), [("cpu", 1, True), ("cuda", 1, False), ("cpu", 0, False)])
+def test_who_trains_on_the_cpu_beside_a_gpu_is_told_so(conduct, monkeypatch, device, gpus, warned):
+    conduct.machine = replace(MACHINE, accelerators=(Accelerator(name="NVIDIA H200", memory_bytes=2**37),) * gpus)
+    conduct.bench.facts = replace(FACTS, device=device)
+    for place, name in ((conduct.bench, "start"), (conduct.bench, "settle"), (conduct.plain, "observe")):
+        monkeypatch.setattr(place, name, lambda: None)
+    conduct.observe()
+    assert any("`NVIDIA H200`" in text for text in conduct.bench.warnings) == warned

@@ -200,6 +200,9 @@ class Conduct:
         self._stage("starting the script")
         self.bench.start()  # before the ceilings: a script that fails should not cost ten seconds first
         assert self.bench.facts is not None
+        if self.bench.facts.device == "cpu" and self.machine.accelerators:
+            there = self.machine.accelerators[0].name
+            self.bench.warnings[f"the script trains on the CPU, and this machine has a GPU (`{there}`)"] = None
         self._fit_budget(self.bench.facts.warm_up_step_s, patience=FIRST_STEPS)
         self._stage("warming up")
         self.bench.settle()
