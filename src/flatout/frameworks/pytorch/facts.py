@@ -48,6 +48,7 @@ def find(session: Session, ended_by: EndedBy = "optimizer") -> Facts:
         grad_scaler=session.scaler_seen,
         distributed=torch.distributed.is_available() and torch.distributed.is_initialized(),
         matmul_precision=_matmul_precision(),
+        gpus=_gpus(session),
         convolution_tf32="cuda" in devices and _convolves_in_tf32(),
         cudnn_benchmark=torch.backends.cudnn.benchmark,
         attention=None if session.calls.look_at_graph is None else tuple(sorted(backends)),
@@ -130,6 +131,15 @@ def _matmul_precision() -> str:
     if newer is None:
         return torch.get_float32_matmul_precision()
     return "high" if newer == "tf32" else "highest"
+
+
+def _gpus(session: Session) -> tuple[str, ...]:
+    """As the driver names them; those of other ranks are not known here."""
+    if (torch.distributed.is_available() and torch.distributed.is_initialized()) or session.ranks is not None:
+        return ()
+    found = {p.device.index for p in session.parameters() if p.device.type == "cuda"}
+    uuids = [getattr(torch.cuda.get_device_properties(index), "uuid", None) for index in sorted(found)]
+    return () if None in uuids else tuple(f"GPU-{uuid}" for uuid in uuids)
 
 
 def _convolves_in_tf32() -> bool:
