@@ -81,6 +81,7 @@ class FakeDevice:
         self.graph = False
         self.out_of_memory = False
         self.total = self.free = total_bytes
+        self.retries = 0
         self.blocks = []
         self.owners = {}  # by the tensor's `id`
         self.locked = []
@@ -101,6 +102,9 @@ class FakeDevice:
 
     def is_pinned(self, tensor):
         return any(one.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for one in self.locked)
+
+    def num_retries(self):
+        return self.retries
 
     def free_bytes(self):
         return self.free

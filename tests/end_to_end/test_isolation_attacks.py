@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.run import isolation
+from flatout.run import enter_rank, isolation
 from tiers import some
 
 SOURCE = Path(isolation.__file__).parents[1]
@@ -35,7 +35,7 @@ import json, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from flatout.records.as_json import to_json
-from flatout.run import isolation
+from flatout.run import enter_rank, isolation
 ask = json.loads(sys.argv[2])
 run = Path(ask["run"])
 scratch = run / "scratch"
@@ -502,6 +502,29 @@ def test_shared_memory_is_as_large_as_outside(user):
     assert user.script(code)["out"] == user.call([user.python, "-c", code]).stdout
 
 
+@pytest.mark.parametrize("devices", [["0", "1"], []])
+def test_ranks_with_gpus_have_one_shared_memory_or_nccl_takes_them_for_containers(tmp_path, devices):
+    name = f"flatout-ranks-{uuid.uuid4().hex}"
+    code = f"import os; open('/dev/shm/{name}', 'a').write('x'); print(os.stat('/dev/shm').st_dev)"
+    run, folder = tmp_path / "run", tmp_path / "work"
+    folder.mkdir()
+    seen = []
+    try:
+        for rank in range(2):
+            words = isolation.isolate(
+                [], folder=folder, script_folder=None, run_folder=run, scratch=run / f"scratch-{rank}"
+            )
+            command = [*enter_rank._prepared({"devices": devices}, words, [], 0), sys.executable, "-I", "-c", code]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            seen.append(int(done.stdout))
+        here = os.stat("/dev/shm").st_dev
+        assert (seen == [here] * 2) if devices else (here not in seen)
+        assert Path("/dev/shm", name).exists() == bool(devices)
+    finally:
+        Path("/dev/shm", name).unlink(missing_ok=True)
+
+
 def test_workers_share_memory_and_semaphores(user):
     user.script("""
 import multiprocessing as mp
@@ -711,7 +734,7 @@ def in_namespace(setup, code, folder):
 RUN_HERE = """
 import json, os, subprocess, sys
 from pathlib import Path
-from flatout.run import isolation
+from flatout.run import enter_rank, isolation
 def trial(script, folder=Path.cwd()):
     run = folder / ".flatout" / "r"
     folders = {"folder": folder, "script_folder": None, "run_folder": run, "scratch": run / "scratch"}

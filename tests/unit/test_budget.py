@@ -88,3 +88,8 @@ def test_what_was_seen_here_counts_where_it_was_longer():
     trial = Trial(levers={"compile": {}}, outcome="slower", reason="", engage_s=90.0)
     other = replace(trial, levers={"threads": {"num": 1}}, engage_s=200.0)
     assert expected_s({"compile": {}}, facts(6), [trial, other]) == 90.0
+
+
+def test_on_a_device_a_large_model_is_compiled_within_a_default_budget():
+    on_gpu = replace(facts(150), device="cuda")
+    assert 20 < expected_s({"compile": {}}, on_gpu) < 40 < expected_s({"compile": {}}, facts(150))

@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,7 @@ from flatout.machine import calibrate, foreign_cpu
 from flatout.machine.calibrate import NUM_ROUNDS, Measuring
 from flatout.machine.read import read_machine
 from flatout.records import files
-from flatout.records.ceilings import Ceilings
+from flatout.records.ceilings import Accelerator, Ceilings
 
 TORCH = kind().package
 MACHINE = dataclasses.replace(handmade.MACHINE, num_physical_cores=2, last_level_cache_bytes=2**30)
@@ -90,6 +91,19 @@ def test_another_device_or_version_has_a_file_of_its_own(cache, monkeypatch):
     monkeypatch.setattr(calibrate, "version_of", lambda package: "2.14.0")
     calibrate.ceilings(TORCH)
     assert len(cache) == 3
+
+
+@pytest.mark.parametrize(("device", "limit_s"), [("auto", 60.0), ("cpu", 30.0)])
+def test_a_gpu_has_more_time_and_room_is_made_before_it_is_measured(cache, monkeypatch, device, limit_s):
+    happened = []
+    here = dataclasses.replace(MACHINE, accelerators=(Accelerator(name="GPU", memory_bytes=2**37),))
+    monkeypatch.setattr(calibrate, "read_machine", lambda: here)
+    monkeypatch.setattr(
+        calibrate, "measure", lambda machine, package, device, limit_s: (happened.append(limit_s), measured())[1]
+    )
+    for _ in range(2):
+        calibrate.ceilings(TORCH, device=device, before=lambda: happened.append("room"))
+    assert happened == ["room", limit_s]
 
 
 def test_a_cache_that_cannot_be_written_is_no_failure(cache, tmp_path, monkeypatch):
@@ -260,8 +274,9 @@ class ToldStopwatch:
 
     window_s = 0.05
 
-    def __init__(self, call_s):
+    def __init__(self, call_s, device="cpu"):
         self.call_s = call_s
+        self.device = SimpleNamespace(type=device)
         self.asked = []
 
     def seconds_per_call(self, probe, window_s):
@@ -292,6 +307,41 @@ def test_no_size_is_tried_that_would_take_too_long(calibration, candidates):
     told = ToldStopwatch(lambda work: 0.2 * work)
     assert calibration.grow(candidates(1.0, 8.0), told).work == 1.0
     assert told.asked and max(told.asked) == 1.0
+
+
+def test_on_a_gpu_a_first_call_that_loads_a_library_for_seconds_says_nothing_of_the_size(calibration, candidates):
+    class Cold(ToldStopwatch):
+        def seconds_per_call(self, probe, window_s):
+            return super().seconds_per_call(probe, window_s) if probe.work in self.asked else self.first(probe)
+
+        def first(self, probe):
+            self.asked.append(probe.work)
+            return 2.0
+
+    works = candidates(1.0, 8.0, 64.0)
+    assert calibration.grow(works, Cold(lambda work: 0.001, device="cuda")).work == 64.0
+    assert calibration.grow(works, Cold(lambda work: 0.001)).work == 1.0, "there nothing is loaded for so long"
+
+
+@pytest.mark.parametrize(
+    ("device", "kinds"),
+    [
+        ("cuda", ["streams", "launches", "matmuls", "transfers", "convolutions"]),
+        ("cpu", ["matmuls", "convolutions", "streams", "launches"]),
+    ],
+)
+def test_on_a_gpu_what_is_searched_for_comes_last_and_once_a_type(calibration, monkeypatch, device, kinds):
+    seen, cuda = [], calibration.torch.cuda
+    properties = SimpleNamespace(total_memory=80 * 2**30)
+    monkeypatch.setattr(cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(calibration, "best_of", lambda alternatives, stopwatch: seen.append(alternatives))
+    stopwatch = calibration.Stopwatch(device=calibration.torch.device(device), window_s=0.05)
+    assert list(calibration.choose_probes(stopwatch, 2**20)) == []
+    makes = [(len(ways), getattr(ways[0][0][1], "func", ways[0][0][1]).__qualname__) for ways in seen]
+    named = [(num, name.partition(".")[0]) for num, name in makes]
+    assert list(dict.fromkeys(name for _, name in named)) == kinds
+    assert {num for num, name in named if name == "convolutions"} == {1 if device == "cuda" else 3}
 
 
 def test_what_the_device_refuses_is_left_out_and_the_rest_is_kept(calibration, candidates):

@@ -9,8 +9,10 @@ import pytest
 from flatout.judge.agreement import Judgement
 from flatout.judge.diagnosis import Diagnosis
 from flatout.judge.paired import Pairs
+from flatout.records.ceilings import Accelerator
 from flatout.records.plan import Candidate
 from flatout.run.script import Script
+from flatout.trials import tune
 from flatout.trials.budget import Size
 from flatout.trials.child_failures import CandidateFailed
 from flatout.trials.conduct import Conduct
@@ -225,3 +227,64 @@ def test_when_the_final_measurement_began_and_ended_is_noted_for_its_energy(cond
     conduct._measure_again(trial({"heap": {}}, 1.3))
     begun_s, ended_s = conduct.joules.final_s["heap"]
     assert begun_s < seen[0] <= seen[-1] < ended_s < time.perf_counter()
+
+
+@pytest.mark.parametrize(("check", "class_", "compared"), [("gradients", "rounding", "starts"), ("none", "exact", "")])
+def test_what_needs_a_process_is_held_against_plain_in_starts_for_no_step_shows_both(
+    conduct, monkeypatch, check, class_, compared
+):
+    asked = []
+    agrees = Judgement(verdict="agrees", detail="")
+    conduct.levers = registry(lever("a", toggles="process", check=check, class_=class_))
+    monkeypatch.setattr(conduct.bench, "agreement", lambda levers, checks: asked.append("a step"))
+    monkeypatch.setattr(conduct.starts, "judge", lambda *what: (asked.append("starts") or agrees, class_))
+    assert conduct.judge({"a": {}}, class_).verdict == "agrees"
+    assert "".join(asked) == compared
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "asked"),
+    [("cuda", 1, ["auto", "ended"]), ("cpu", 1, ["cpu"]), ("cpu", 0, ["auto"])],
+)
+def test_ceilings_are_those_of_what_the_script_computes_on_and_it_holds_no_gpu_meanwhile(
+    conduct, monkeypatch, device, gpus, asked
+):
+    happened = []
+
+    def ceilings(package, device="auto", before=lambda: None):
+        happened.append(device)
+        before()
+
+    conduct.bench.facts = replace(FACTS, device=device)
+    conduct.machine = replace(MACHINE, accelerators=(Accelerator(name="GPU", memory_bytes=2**37),) * gpus)
+    monkeypatch.setattr(conduct.bench, "end", lambda: happened.append("ended"))
+    monkeypatch.setattr(tune.calibrate, "ceilings", ceilings)
+    tune._ceilings(conduct)
+    assert happened == asked
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "total_s"),
+    [
+        ("cpu", {}, 120.0),
+        ("cuda", {}, 300.0),
+        ("cuda", {"budget_s": 60.0}, 60.0),
+        ("cuda", {"exactly": {"bf16": {}}}, 60.0),
+    ],
+)
+def test_a_search_on_a_device_has_five_minutes_where_nothing_was_asked_for(tmp_path, device, changes, total_s):
+    conduct = Conduct(Script(path="train.py"), tmp_path, MACHINE, replace(Goal(), **changes), Show())
+    conduct.bench.facts = replace(FACTS, device=device)
+    conduct._fit_budget(0.01)
+    conduct._fit_budget(0.02)
+    assert conduct.budget.total_s == total_s
+
+
+@pytest.mark.parametrize(("device", "gpus", "warned"), [("cpu", 1, True), ("cuda", 1, False), ("cpu", 0, False)])
+def test_who_trains_on_the_cpu_beside_a_gpu_is_told_so(conduct, monkeypatch, device, gpus, warned):
+    conduct.machine = replace(MACHINE, accelerators=(Accelerator(name="NVIDIA H200", memory_bytes=2**37),) * gpus)
+    conduct.bench.facts = replace(FACTS, device=device)
+    for place, name in ((conduct.bench, "start"), (conduct.bench, "settle"), (conduct.plain, "observe")):
+        monkeypatch.setattr(place, name, lambda: None)
+    conduct.observe()
+    assert any("`NVIDIA H200`" in text for text in conduct.bench.warnings) == warned

@@ -353,6 +353,24 @@ def test_the_arithmetic_of_a_script_is_what_it_multiplies_in():
     assert arithmetic_of(replace(GPU, autocast=True, matmul_precision="high")) == "bfloat16"
 
 
+def test_convolutions_in_tf32_are_held_against_its_ceiling_and_products_beside_them_against_their_own():
+    images, products = operation("convolution", flops=300 * 10**9), operation("mm", flops=100 * 10**9)
+    limits = ceilings(matmul_float32=100e9, matmul_tf32=500e9, conv_tf32=600e9)
+
+    def found(facts, *operations):
+        counted = census(*operations, convolution_flops=sum(op.flops for op in operations if op.name != "mm"))
+        return diagnose(findings(MODEL_BOUND, facts=facts, census=counted, ceilings=limits))
+
+    both = found(replace(GPU, convolution_tf32=True), images, products)
+    assert both.arithmetic == "tf32"
+    assert both.model_flops_utilization == pytest.approx(300 / 600 + 100 / 100), "seconds at the ceilings, of 1 s"
+    assert found(replace(GPU, convolution_tf32=True), images).model_flops_utilization == pytest.approx(0.5)
+    plain = found(GPU, images)
+    assert plain.arithmetic == "float32" and plain.model_flops_utilization == pytest.approx(3.0)
+    half = found(replace(GPU, convolution_tf32=True, autocast=True), images, products)
+    assert half.arithmetic == "bfloat16"
+
+
 @pytest.mark.parametrize("missing", ["census", "ceilings"])
 def test_without_census_or_ceilings_nothing_is_said_about_utilization(missing):
     rest = {"census": census(operation(flops=10**9)), "ceilings": ceilings()}

@@ -1,14 +1,14 @@
 """Which counters are found, what is missing for others, and what does the meter note? On recorded trees and fakes."""
 
 import os
-import sys
-import types
 from pathlib import Path
 
 import pytest
 
-from flatout.machine import energy_counters
+from flatout.machine import energy_counters, gpu_watch
 from flatout.machine.energy_counters import Counter, EnergyMeter, Found, find
+from flatout.machine.gpu_watch import NvmlError
+from nvml_library import NvmlLibrary
 
 
 def zone(root, place, name, joules=1.0):
@@ -67,17 +67,12 @@ def test_a_file_that_really_may_not_be_read_is_named(server):
 
 @pytest.fixture
 def gpus(tmp_path, monkeypatch):
-    """A machine with two GPUs, and what `pynvml` says of them."""
+    """A machine with two GPUs, and the library of their driver."""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidiactl").touch()
-    nvml = types.ModuleType("pynvml")
-    nvml.nvmlInit = lambda: None
-    nvml.nvmlDeviceGetCount = lambda: 2
-    nvml.nvmlDeviceGetHandleByIndex = lambda index: index
-    nvml.nvmlDeviceGetHandleByUUID = lambda name: {"GPU-7f": 1}[name]
-    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: [1500, 2500][handle]
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    return tmp_path, nvml
+    library = NvmlLibrary(millijoules=[1500, 2500], uuids=["GPU-3a", "GPU-7f"])
+    monkeypatch.setattr(gpu_watch, "_loaded", lambda: library)
+    return tmp_path, library
 
 
 @pytest.mark.parametrize(
@@ -96,17 +91,29 @@ def test_gpus_that_are_to_be_seen_are_read_in_joules(gpus, visible, shown):
     assert not any(reason.startswith("GPU") for reason in found.missing)
 
 
-def test_without_the_library_it_is_said_what_to_install(gpus, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "pip install 'flatout[energy]'" in find(gpus[0], {}).missing[-1]
+def test_without_the_library_it_is_said_where_it_comes_from(gpus, monkeypatch):
+    def loaded():
+        raise NvmlError(0, "it comes with the driver")
+
+    monkeypatch.setattr(gpu_watch, "_loaded", loaded)
+    assert find(gpus[0], {}).missing[-1] == "GPU: it comes with the driver"
 
 
 def test_what_the_driver_refuses_is_said_in_its_words(gpus):
-    def refuse(_):
-        raise RuntimeError("Not Supported\nmore")
-
-    gpus[1].nvmlDeviceGetTotalEnergyConsumption = refuse
+    gpus[1].refuses = "nvmlDeviceGetTotalEnergyConsumption"
     assert find(gpus[0], {}).missing[-1] == "GPU: Not Supported"
+
+
+def test_a_script_is_not_charged_for_gpus_beside_its_own(gpus):
+    clock, library = Clock(), gpus[1]
+    meter = EnergyMeter(found=Found(counters=find(gpus[0], {}).counters), now=clock)
+    for _ in range(20):
+        meter.note()
+        clock.now_s += 1.0
+        library.millijoules = [one + 1000 for one in library.millijoules]
+    assert meter.joules("cuda").joules == pytest.approx(2 * 19)
+    assert meter.joules("cuda", gpus=("GPU-7f",)).joules == pytest.approx(19)
+    assert meter.joules("cuda", gpus=("MIG-1",)).joules == pytest.approx(2 * 19), "not known by that name"
 
 
 # -- the meter -----------------------------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.machine import foreign_cpu
+from flatout.machine import cuda_devices, foreign_cpu
 from flatout.machine.control_groups import cgroup_folders, cores_quota, free_memory_bytes, memory_limit_bytes
 from flatout.machine.foreign_cpu import Snapshot, fraction
 from flatout.machine.numa_nodes import parse_cpu_list
-from flatout.machine.read import cpu_features, cpu_name, cxx_compiler, parse_accelerators, read_machine
+from flatout.machine.read import cpu_features, cpu_name, cxx_compiler, read_machine
 from flatout.records.as_json import from_json, to_json
-from flatout.records.ceilings import Machine
+from flatout.records.ceilings import Accelerator, Machine
 
 needs_proc = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's /proc")
 
@@ -41,9 +41,6 @@ VERSION_1_MOUNTS = (
     "41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n"
 )
 VERSION_1_OWN = "9:memory:/docker/abc/job\n4:cpu,cpuacct:/docker/abc/job\n1:name=systemd:/docker/abc\n0::/\n"
-SMI = (
-    "0, GPU-aaaa, NVIDIA H200, 143771, 9.0\n1, GPU-bbbb, NVIDIA H200, 143771, 9.0\n2, GPU-cccc, Tesla T4, 15360, 7.5\n"
-)
 
 
 def tree(root, files):
@@ -172,26 +169,65 @@ def test_two_hardware_threads_of_one_core_are_one_physical_core_and_share_their_
 # -- accelerators and compiler
 
 
-@pytest.mark.parametrize(
-    ("visible", "names"),
-    [
-        (None, ["NVIDIA H200", "NVIDIA H200", "Tesla T4"]),
-        ("", []),
-        ("-1", []),
-        ("2", ["Tesla T4"]),
-        ("2,0", ["Tesla T4", "NVIDIA H200"]),
-        ("GPU-cccc", ["Tesla T4"]),
-        ("1,7,2", ["NVIDIA H200"]),
-    ],
-)
-def test_only_visible_accelerators_count(visible, names):
-    assert [a.name for a in parse_accelerators(SMI, visible)] == names
+class Driver:
+    """CUDA's driver with these devices: name, bytes, capability; a device without a name fails to answer."""
+
+    def __init__(self, *found, broken=False):
+        self.found, self.broken = found, broken
+
+    def cuInit(self, flags):
+        return 100 * self.broken
+
+    def cuDeviceGetCount(self, num):
+        num._obj.value = len(self.found)
+        return 0
+
+    def cuDeviceGet(self, device, number):
+        device._obj.value = number
+        return 0
+
+    def cuDeviceGetName(self, name, size, device):
+        found, *_ = self.found[device.value]
+        name.value = found[: size - 1]
+        return 0 if found else 101
+
+    def cuDeviceTotalMem_v2(self, total, device):
+        total._obj.value = self.found[device.value][1]
+        return 0
+
+    def cuDeviceGetAttribute(self, value, attribute, device):
+        value._obj.value = self.found[device.value][2][attribute - cuda_devices.CAPABILITY_MAJOR]
+        return 0
 
 
-def test_an_accelerator_has_memory_in_bytes_and_maybe_a_capability():
-    (found,) = parse_accelerators("0, GPU-a, Old Card, 1024, [N/A]\n", None)
-    assert (found.memory_bytes, found.compute_capability) == (2**30, None)
-    assert parse_accelerators("NVIDIA-SMI has failed because it could not talk to the driver\n", None) == ()
+def test_gpus_are_what_the_driver_shows_a_slice_of_one_included():
+    slice_ = (b"NVIDIA H100 80GB HBM3 MIG 3g.40gb", 42_144_366_592, (9, 0))
+    found = cuda_devices.devices(Driver(slice_, (b"", 0, (0, 0)), (b"Tesla T4", 15_835_660_288, (7, 5))))
+    assert [Accelerator(**one) for one in found] == [
+        Accelerator(name="NVIDIA H100 80GB HBM3 MIG 3g.40gb", memory_bytes=42_144_366_592, compute_capability="9.0"),
+        Accelerator(name="Tesla T4", memory_bytes=15_835_660_288, compute_capability="7.5"),
+    ]
+    assert cuda_devices.devices(Driver(slice_, broken=True)) == []
+
+
+def test_the_driver_is_waited_for_however_slow_it_starts_and_not_asked_where_there_is_no_device(tmp_path, monkeypatch):
+    asked = []
+
+    def run(command, **options):
+        asked.append(options)
+        done = [{"name": "NVIDIA H200", "memory_bytes": 1, "compute_capability": "9.0"}]
+        return subprocess.CompletedProcess(command, 0, stdout=json.dumps(done), stderr="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert cuda_devices.read_accelerators(tmp_path) == () and not asked
+    (found,) = cuda_devices.read_accelerators(tree(tmp_path, {"dev/nvidiactl": ""}))
+    assert found.name == "NVIDIA H200" and "timeout" not in asked[0]
+
+
+def test_a_machine_with_a_device_but_without_a_driver_has_no_gpu(tmp_path):
+    if cuda_devices.read_accelerators():
+        pytest.skip("here is one")
+    assert cuda_devices.read_accelerators(tree(tmp_path, {"dev/nvidiactl": ""})) == ()
 
 
 def test_the_compiler_is_the_named_one_or_none():
@@ -334,7 +370,7 @@ while time.process_time() < float(sys.argv[1]):
 
 BESIDE = """
 import json, os, subprocess, sys, time
-from flatout.machine import foreign_cpu
+from flatout.machine import cuda_devices, foreign_cpu
 cpu = min(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {cpu})
 command = [sys.executable, "-c", sys.argv[1], "60", str(cpu)]

@@ -28,6 +28,7 @@ from flatout.frameworks.contract import Framework, NotReleased, Step
 from flatout.guest.interruptions import raised_by_handler
 from flatout.guest.tracebacks import hide_ours
 from flatout.machine import foreign_cpu
+from flatout.machine.gpu_watch import GpuWatch
 from flatout.records.ranks import RankPlace
 from flatout.records.trace import FORMAT, End, Failure, Header, Inputs, Ready, Remark, Toggle
 from flatout.records.trace_file import append
@@ -94,6 +95,7 @@ class Conductor:
         self._unproven: set[str] = set()
         """Levers of a run that have shown no effect yet."""
         self._files: FilesRead | None = None
+        self._gpus: GpuWatch | None = None
 
     # -- start ---------------------------------------------------------------------------------------------------
 
@@ -421,6 +423,7 @@ class Conductor:
         window = OpenWindow(order, index=self._num_windows, started_s=0.0)
         if order.number >= 0:  # nobody judges by free windows, and a look at all processes is not free
             window.foreign = foreign_cpu.take(os.getsid(0))
+            window.gpus = self._gpus = self._gpus or GpuWatch()
         self._num_windows += 1
         self._window = window
         if order.observe == "off":

@@ -5,11 +5,13 @@ In: steps as they end. Out: the `Window` record. Imported in the user's process:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flatout.child.orders import Order
 from flatout.frameworks.contract import Step
+from flatout.machine.gpu_watch import GpuWatch
 from flatout.records.trace import OUTSIDE, Window
 
 
@@ -23,6 +25,9 @@ class OpenWindow:
         self.index = index
         self.when_done = when_done
         self.foreign: Any = None
+        self.gpus: GpuWatch | None = None
+        """Looks at the GPUs when the window ends, where it is to be judged by."""
+        self._began_unix_s = 0.0
         self.step_s: list[float] = []
         self._outside_s: list[float] = []
         self._phases: dict[str, list[float]] = {}
@@ -34,6 +39,7 @@ class OpenWindow:
         """The first step begins now."""
         self._last_s = now_s
         self._start_on_trace_s = on_trace_s
+        self._began_unix_s = time.time()
 
     def add(self, step: Step) -> None:
         """A step has ended."""
@@ -89,6 +95,7 @@ class OpenWindow:
             new_epochs=found.get("new_epochs", 0),
             smaller_batches=found.get("smaller_batches", 0),
             order=self.order.number,
+            **(self.gpus.since(self._began_unix_s) if self.gpus is not None else {}),
         )
 
 

@@ -13,7 +13,7 @@ from flatout.cli import options
 @click.option(
     "--budget",
     metavar="TIME",
-    help="Aim to be done in this time.  [default: 2m; 3m where a step takes over 0.2 s, 5m over 1 s]",
+    help="Aim to be done in this time.  [default: 2m; 3m where a step takes over 0.2 s, 5m over 1 s or on a GPU]",
 )
 @click.option(
     "--levers", "only", metavar="NAMES", help="Try only these, e.g. `bf16,threads`; `input`: for data; `none`: A/A."

@@ -65,6 +65,8 @@ class Lever(ABC):
     """Whether `--store-memory` says how much it may keep."""
     compiles: ClassVar[bool] = False
     """Whether engaging it for the first time takes seconds to minutes."""
+    proves_once: ClassVar[bool] = False
+    """Whether its evidence takes time of the script's and holds for as long as it is engaged: it is looked for once."""
     takes_memory: ClassVar[bool] = False
     """Whether it holds batches, items or workspace that plain does not: who runs out of memory is told of it."""
     parameter: ClassVar[str | None] = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flatout.judge import stats
 from flatout.judge.activity import Activity, SlowSteps
@@ -80,23 +80,42 @@ class Findings:
     """By how the step was looked at: `taken apart`, `sampled`."""
 
 
-def arithmetic_of(facts: Facts) -> str:
+def arithmetic_of(facts: Facts, census: Census | None = None) -> str:
     """The width of floats in which the script multiplies; of the script's own half precision only the kind is known.
 
-    On a GPU `autocast` may mean float16 or bfloat16, which run at one rate.
+    On a GPU `autocast` may mean float16 or bfloat16, which run at one rate. With a census it is that of most of its
+    FLOPs, where convolutions are computed in another one than products.
     """
+    if census is not None and 2 * census.convolution_flops > census.flops + census.recomputed_flops:
+        return _convolves_in(facts)
     dtypes = {dtype for model in facts.models for dtype in model.dtypes}
     if facts.autocast or (dtypes and dtypes <= {"bfloat16", "float16"}):
         return "float16" if dtypes == {"float16"} else "bfloat16"
     return "tf32" if facts.device == "cuda" and facts.matmul_precision != "highest" else "float32"
 
 
+def _convolves_in(facts: Facts) -> str:
+    """The same for convolutions: cuDNN takes TF32 for float32 unless it is told not to, products do not."""
+    products = arithmetic_of(facts)
+    return "tf32" if products == "float32" and facts.convolution_tf32 else products
+
+
 def peak(found: Findings) -> Ceiling | None:
-    """The ceiling of the script's own arithmetic; float16 runs at bfloat16's rate where only that was measured."""
+    """The ceiling of the script's own arithmetic; float16 runs at bfloat16's rate where only that was measured.
+
+    Where convolutions are computed in another one than products, it is the rate at which both together would run.
+    """
     if found.ceilings is None:
         return None
-    arithmetic = arithmetic_of(found.facts)
-    return found.ceilings.peak(arithmetic) or (found.ceilings.peak("bfloat16") if arithmetic == "float16" else None)
+    arithmetic, census = arithmetic_of(found.facts), found.census
+    products = found.ceilings.peak(arithmetic) or (found.ceilings.peak("bfloat16") if arithmetic == "float16" else None)
+    if census is None or not census.convolution_flops or _convolves_in(found.facts) == arithmetic:
+        return products
+    images = found.ceilings.peak(_convolves_in(found.facts))
+    if products is None or images is None:
+        return None
+    share = census.convolution_flops / (census.flops + census.recomputed_flops)
+    return replace(images, value=1 / (share / images.value + (1 - share) / products.value))
 
 
 def without(seconds: float, found: Findings, all_s: float | None = None) -> float:

@@ -151,7 +151,7 @@ def diagnose(found: Findings) -> Diagnosis:
         achieved_flops_per_s=flops / found.anatomy.step_s if flops else None,
         model_flops_utilization=utilization,
         notes=tuple(_notes(found, utilization)),
-        arithmetic=arithmetic_of(found.facts),
+        arithmetic=arithmetic_of(found.facts, found.census),
     )
     return _not_concluded(named, contradictions) if contradictions else named
 

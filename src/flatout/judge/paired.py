@@ -90,8 +90,8 @@ class Pair:
 
 
 def is_busy(reading: Window) -> bool:
-    """Whether others used so much of the CPU that nothing is concluded from it."""
-    return (reading.foreign_fraction or 0.0) > FOREIGN_LIMIT
+    """Whether others used so much of the CPU or the GPU that nothing is concluded from it."""
+    return reading.taken_fraction > FOREIGN_LIMIT
 
 
 def is_calm(reading: Window) -> bool:

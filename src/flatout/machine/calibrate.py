@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,6 +40,10 @@ QUIET_FRACTION = 0.1
 NUM_ROUNDS = 8
 """Beside the samples that come with the choice of sizes."""
 
+LIMIT_S = 30.0
+DEVICE_LIMIT_S = 60.0
+"""A GPU's libraries are loaded from a cold disk, and its convolutions searched for."""
+
 MAX_AGE_S = 30 * 24 * 3600.0
 MAX_AGE_WITH_REMARKS_S = 600.0
 """A month, for firmware, drivers and neighbours change; with remarks, what serves the same session."""
@@ -50,7 +54,8 @@ def ceilings(
     *,
     refresh: bool = False,
     device: str = "auto",
-    limit_s: float = 30.0,
+    limit_s: float | None = None,
+    before: Callable[[], None] = lambda: None,
 ) -> Ceilings:
     """This machine's ceilings: cached ones when they are trusted, else measured (10 to 20 s) and cached.
 
@@ -61,7 +66,9 @@ def ceilings(
         package: The framework.
         refresh: Measure even when cached ones are trusted.
         device: `auto` (the GPU where the framework finds one), `cpu`, `cuda` or `cuda:N`.
-        limit_s: Wall seconds after which measuring ends, the start of the framework included.
+        limit_s: Wall seconds after which measuring ends, the start of the framework included; without it
+            `LIMIT_S`, or `DEVICE_LIMIT_S` where there is a GPU to measure.
+        before: Called when something is to be measured.
 
     Raises:
         MachineError: The framework is not installed, or nothing was measured within the limit.
@@ -71,7 +78,9 @@ def ceilings(
     cached = None if path is None else _cached(path)
     if cached is not None and not refresh:
         return cached
-    found = measure(machine, package, device=device, limit_s=limit_s)
+    before()
+    usual_s = DEVICE_LIMIT_S if machine.accelerators and device != "cpu" else LIMIT_S
+    found = measure(machine, package, device=device, limit_s=usual_s if limit_s is None else limit_s)
     loses = cached is not None and not cached.remarks and found.remarks
     if path is not None and not loses:
         with contextlib.suppress(OSError, MachineError):

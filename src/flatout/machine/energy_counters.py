@@ -1,23 +1,24 @@
 """Which energy counters can be read here, what is missing for the others, and what do they show meanwhile?
 
-In: `/sys/class/powercap` (RAPL), and NVIDIA's GPUs through the optional library `pynvml`. Out: joules. Only the parent
+In: `/sys/class/powercap` (RAPL), and NVIDIA's GPUs through the library of their driver. Out: joules. Only the parent
 reads; nothing of this runs in the user's process.
 """
 
 from __future__ import annotations
 
 import bisect
-import importlib
+import functools
 import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from flatout.machine.control_groups import text_of
+from flatout.machine.gpu_watch import Nvml, NvmlError
 from flatout.records.energy import Energy
 
 RUN_EVERY_S = 1.0
@@ -49,6 +50,7 @@ class Counter:
         source: Who counts.
         update_s: How often it changes, as its maker says.
         read: What it shows now, in joules, or an exception.
+        uuid: Of a GPU, e.g. `GPU-7f…`.
         range_joules: It begins anew behind this value; None where it does not.
         at_s: When it was read.
         joules: What it showed then, as if it had never begun anew.
@@ -60,6 +62,7 @@ class Counter:
     source: str
     update_s: float
     read: Callable[[], float]
+    uuid: str = ""
     range_joules: float | None = None
     at_s: list[float] = field(default_factory=list)
     joules: list[float] = field(default_factory=list)
@@ -115,10 +118,8 @@ def find(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -
     if (root / "dev/nvidiactl").exists() or (root / "dev/dxg").exists():  # the latter under WSL
         try:
             _gpus(os.environ if environment is None else environment, counters)
-        except ImportError:
-            missing.append("GPU: its counters are read through a library: `pip install 'flatout[energy]'`")
-        except Exception as problem:  # noqa: BLE001  no permission, before Volta, driver too old: classes of pynvml
-            missing.append(f"GPU: {_first_line(problem)}")
+        except (NvmlError, AttributeError) as problem:  # no permission, before Volta, driver too old
+            missing.append(f"GPU: {problem.args[-1]}")
     return Found(counters=tuple(counters), missing=tuple(missing))
 
 
@@ -158,21 +159,14 @@ def _packages(root: Path, counters: list[Counter], missing: list[str]) -> None:
 
 def _gpus(environment: Mapping[str, str], counters: list[Counter]) -> None:
     """NVIDIA's GPUs, of which `CUDA_VISIBLE_DEVICES` may name some by number or by UUID."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    names = None if visible is None else [name.strip() for name in visible.split(",")]
-    if names is not None and names[0] in ("", "-1"):
-        return
-    nvml: Any = importlib.import_module("pynvml")
-    nvml.nvmlInit()
-    for name in map(str, range(nvml.nvmlDeviceGetCount())) if names is None else names:
-        by = nvml.nvmlDeviceGetHandleByIndex if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID
-        handle = by(int(name) if name.isdigit() else name)
-
-        def read(handle: Any = handle) -> float:
-            return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
-
+    nvml = Nvml()
+    for name, handle in nvml.handles(environment.get("CUDA_VISIBLE_DEVICES")).items():
+        read = functools.partial(nvml.joules, handle)
         read()
-        counters.append(Counter(name=f"gpu-{name}", device="gpu", source="NVML", update_s=NVML_UPDATE_S, read=read))
+        counters.append(
+            Counter(name=f"gpu-{name}", device="gpu", source="NVML", update_s=NVML_UPDATE_S, read=read,
+                    uuid=nvml.uuid(handle))
+        )  # fmt: skip
 
 
 def _first_line(problem: Exception) -> str:
@@ -241,7 +235,13 @@ class EnergyMeter:
                     counter.note(self._now)
 
     def joules(
-        self, device: str | None = None, start_s: float = -math.inf, end_s: float = math.inf, *, every_s: float = 0.0
+        self,
+        device: str | None = None,
+        start_s: float = -math.inf,
+        end_s: float = math.inf,
+        *,
+        every_s: float = 0.0,
+        gpus: Collection[str] = (),
     ) -> Energy:
         """What was used between two instants; from the first note to the last without them.
 
@@ -250,10 +250,13 @@ class EnergyMeter:
             start_s: The one.
             end_s: The other.
             every_s: How often to have noted, where the instants lie between notes.
+            gpus: UUIDs of the GPUs that the script computed on, where they are known: idle ones beside are not its.
         """
         used = 0.0
         with self._lock:
             counters = [one for one in self.found.counters if device != "cpu" or one.device == "cpu"]
+            if {*gpus} & {one.uuid for one in counters}:
+                counters = [one for one in counters if one.device == "cpu" or one.uuid in gpus]
             for one in counters:
                 if one.lost or len(one.at_s) < 2:
                     return Energy(why_not=one.lost or f"{one.name} was not read often enough")

@@ -1,6 +1,6 @@
 """What is this machine, and how much of it may this process use?
 
-In: `/proc`, `/sys`, the environment, and `nvidia-smi` where there is one. Out: a `Machine` record. Needs no framework.
+In: `/proc`, `/sys`, the environment, and CUDA's driver where there is one. Out: a `Machine` record. Needs no framework.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import platform
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from flatout.machine.control_groups import cores_quota, memory_limit_bytes, text_of
+from flatout.machine.cuda_devices import read_accelerators
 from flatout.machine.numa_nodes import numa_nodes, parse_cpu_list
-from flatout.records.ceilings import Accelerator, Machine
+from flatout.records.ceilings import Machine
 
 CPU_FEATURES = (
     # x86, as in the `flags` line of /proc/cpuinfo
@@ -29,14 +29,11 @@ CPU_FEATURES = (
 )
 """The processor features that decide which matrix kernels a library picks; all others are left out."""
 
-_NVIDIA_SMI = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total,compute_cap", "--format=csv,noheader,nounits")
-_NVIDIA_SMI_LIMIT_S = 10.0
-
 
 def read_machine(*, root: Path = Path("/")) -> Machine:
     """This machine, as far as this process may use it.
 
-    Takes milliseconds without a GPU; with one, as long as `nvidia-smi` takes.
+    Takes milliseconds without a GPU; with one, as long as CUDA takes to start.
 
     Args:
         root: Where `/proc`, `/sys` and `/dev` are looked for; tests pass a recorded tree.
@@ -65,7 +62,7 @@ def read_machine(*, root: Path = Path("/")) -> Machine:
         memory_limit_bytes=limit_bytes if limit_bytes and limit_bytes < memory_bytes else None,
         last_level_cache_bytes=_last_level_cache_bytes(root, allowed),
         cpu_features=cpu_features(cpuinfo),
-        accelerators=read_accelerators(os.environ),
+        accelerators=read_accelerators(root),
         numa_nodes=tuple(nodes) if len(nodes) > 1 else (),
         cxx_compiler=cxx_compiler(os.environ),
         shm_bytes=shm_bytes,
@@ -136,49 +133,7 @@ def _last_level_cache_bytes(root: Path, allowed: Collection[int]) -> int | None:
     return sum(sizes.values()) or None
 
 
-# -- accelerators, compiler, folders -------------------------------------------------------------------------------
-
-
-def read_accelerators(environment: Mapping[str, str]) -> tuple[Accelerator, ...]:
-    """The NVIDIA GPUs that a framework would see; empty where there is no driver, or it does not answer."""
-    try:
-        answer = subprocess.run(_NVIDIA_SMI, capture_output=True, text=True, timeout=_NVIDIA_SMI_LIMIT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return parse_accelerators(answer.stdout, environment.get("CUDA_VISIBLE_DEVICES"))
-
-
-def parse_accelerators(csv: str, visible: str | None) -> tuple[Accelerator, ...]:
-    """What `nvidia-smi` printed, restricted to and ordered by `CUDA_VISIBLE_DEVICES`.
-
-    Like the driver, an entry that names no device hides itself and all that follow.
-
-    Args:
-        csv: Lines of index, uuid, name, MiB of memory, compute capability.
-        visible: The variable's value; None where it is not set.
-
-    >>> parse_accelerators("0, GPU-1, NVIDIA H200, 143771, 9.0", None)
-    (Accelerator(name='NVIDIA H200', memory_bytes=150754820096, compute_capability='9.0'),)
-    >>> parse_accelerators("0, GPU-1, NVIDIA H200, 143771, 9.0", "")
-    ()
-    """
-    devices: dict[str, tuple[str, Accelerator]] = {}
-    for line in csv.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 5 and fields[3].isdigit():
-            capability = fields[4] if re.fullmatch(r"\d+\.\d+", fields[4]) else None
-            memory_bytes = int(fields[3]) * 2**20
-            found = Accelerator(name=fields[2], memory_bytes=memory_bytes, compute_capability=capability)
-            devices[fields[0]] = (fields[1], found)
-    if visible is None:
-        return tuple(found for _, found in devices.values())
-    chosen = []
-    for entry in (part.strip() for part in visible.split(",")):
-        named = [f for i, (uuid, f) in devices.items() if entry and (i == entry or uuid.startswith(entry))]
-        if not named:
-            break
-        chosen.append(named[0])
-    return tuple(chosen)
+# -- compiler -------------------------------------------------------------------------------------------------------
 
 
 def cxx_compiler(environment: Mapping[str, str]) -> str | None:

@@ -118,6 +118,10 @@ class Facts:
     grad_scaler: bool = False
     distributed: bool = False
     matmul_precision: str = "highest"
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs that parameters lie on, where there is one process; empty where nobody knows all."""
+    convolution_tf32: bool = False
+    """Whether a GPU computes float32 convolutions in TF32."""
     cudnn_benchmark: bool = False
     step_rhythm: EndedBy = "optimizer"
     """What ends a step: an optimizer's update, a fetch, or, where neither shows, the next call of the model."""

@@ -94,6 +94,9 @@ class Window:
             clock where there is one.
         losses: The loss of each step, as far as `backward` was given one.
         foreign_fraction: Core time that other processes used, as a share of what there is; None where not observed.
+        foreign_gpu_fraction: The same of the GPU that the script computes on; None where its driver does not say.
+        gpu_clock_mhz: Of its multiprocessors at the window's end, of several the lowest.
+        gpu_held_back: What held that clock back then, e.g. `power cap`.
         recompilations: Compilations that fell into the window; such a window is not compared.
         peak_memory_bytes: Highest memory of the process (device memory on a GPU) up to the window's end.
         start_s: Start on the trace's clock, seconds since the framework was imported.
@@ -113,6 +116,9 @@ class Window:
     not_trained_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     losses: tuple[float, ...] = ()
     foreign_fraction: float | None = None
+    foreign_gpu_fraction: float | None = None
+    gpu_clock_mhz: float | None = None
+    gpu_held_back: tuple[str, ...] = ()
     recompilations: int = 0
     peak_memory_bytes: int | None = None
     new_epochs: int = 0
@@ -136,6 +142,11 @@ class Window:
     def account(self) -> Mapping[str, tuple[float, ...]]:
         """The phases whose seconds sum to the steps: the device's where it has a queue, else those of Python."""
         return self.device_phases or self.phases
+
+    @property
+    def taken_fraction(self) -> float:
+        """What others took, of the CPU or of the GPU, whichever is more; 0 where nothing was observed."""
+        return max(self.foreign_fraction or 0.0, self.foreign_gpu_fraction or 0.0)
 
     @property
     def num_steps(self) -> int:
@@ -184,6 +195,8 @@ class Census:
     """`file:line` of host synchronisations, most frequent first."""
     recomputed_flops: int = 0
     """Beside `flops`, those that only do the forward again: checkpointing, and the scores in attention's backward."""
+    convolution_flops: int = 0
+    """Of both, those of convolutions."""
     order: int = -1
 
 

@@ -5,7 +5,7 @@ starts; standard library only, nothing of flatout. In: the spec that `isolation.
 in the same process (same pid, descriptors, environment) inside a user and a mount namespace where
 
 - the spec's layers are overlays, whose changes lie in the scratch folder (or in memory, where no overlay fits there);
-- `/dev/shm` is a tmpfs of its own, with what lay there before visible and read-only;
+- `/dev/shm` is a tmpfs of its own, with what lay there before visible and read-only; of ranks with GPUs the real one;
 - the run folder is the real one, its scratch hidden; everything else is read-only, and no capability can undo it.
 
 Fails closed: a refused step ends with exit code 126 and one line of JSON in `entered.json`; the command never starts.
@@ -232,7 +232,7 @@ class World:
 
     def build(self) -> None:
         """Mounts everything, then takes away the right to write to the rest."""
-        self._private_shm()
+        self._shm()
         for number, layer in enumerate(self.spec["layers"]):
             self._add(number, layer)
         for path, mount in self._kept.items():
@@ -280,9 +280,13 @@ class World:
         except OSError:  # a socket that has gone meanwhile
             return None
 
-    def _private_shm(self) -> None:
+    def _shm(self) -> None:
         shm, size = self.spec["shm"], self.spec["shm_bytes"]
         if shm is None:
+            return
+        self._writable.append(shm)
+        if self.spec.get("shares_shm"):
+            self.kernel.attach(self.kernel.clone_mount(shm), shm)
             return
         before = os.open(shm, os.O_PATH | os.O_DIRECTORY)
         options = "mode=1777" + (f",size={size}" if size else "")
@@ -291,7 +295,6 @@ class World:
             if entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False):
                 self._keep(before, entry.name, shm)
         os.close(before)
-        self._writable.append(shm)
 
     def _keep(self, folder_fd: int, name: str, folder: str) -> None:
         """Shows an entry of a covered folder, as it is, at its old place."""

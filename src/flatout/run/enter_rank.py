@@ -49,13 +49,19 @@ def _environment(spec: dict[str, Any], rank: int) -> dict[str, str]:
     return found
 
 
-def _prepared(isolation: list[str], hidden: list[str], life: int) -> list[str]:
-    """The isolation's words, for a process that lives with this one and does not see what is hidden."""
+def _prepared(spec: dict[str, Any], isolation: list[str], hidden: list[str], life: int) -> list[str]:
+    """The isolation's words, for a process that lives with this one and does not see what is hidden.
+
+    Ranks with a GPU each have one `/dev/shm`: NCCL takes ranks that see another device there for those of different
+    containers, and sends through sockets what NVLink or memory would carry a hundred times as fast.
+    Source: `ncclTopoCheckP2p` and `shmCanConnect` of NCCL, which compare `shmDev`.
+    """
     *words, path, separator = isolation
     with open(path) as file:
         found = json.load(file)
     found["parent"] = os.getpid()
     found["hidden"] = hidden
+    found["shares_shm"] = bool(spec["devices"])
     if life:  # what the former one has written is not for this one
         found["scratch"] += f"-{life}"
         os.mkdir(found["scratch"])
@@ -179,7 +185,7 @@ def main() -> NoReturn:
     hidden: list[str] | None = []
     code = num = 0
     while hidden is not None:
-        isolation = _prepared(spec["isolations"][local], hidden, num) if rank or spec["apart"] else None
+        isolation = _prepared(spec, spec["isolations"][local], hidden, num) if rank or spec["apart"] else None
         code = _ended(_start(spec, rank, isolation))
         if rank or _first_is(spec, f"refusal-{rank}.json"):  # what rank 0 leaves by itself stays, as in a plain run
             _end_what_is_left()

@@ -198,7 +198,8 @@ class _Listener:
                 self._gather()
         self._outcome.exit_code = process.returncode
         facts = self._outcome.facts
-        self._outcome.energy = self._meter.joules(facts.device if facts is not None else None)
+        known = (facts.device, facts.gpus) if facts is not None else (None, ())
+        self._outcome.energy = self._meter.joules(known[0], gpus=known[1])
         return self._outcome
 
     def _gather(self) -> None:

@@ -23,6 +23,10 @@ TUNE_DEFAULTS_S: Defaults = ((1.0, 300.0), (0.2, 180.0), (0.0, 120.0))
 WHY_DEFAULTS_S: Defaults = ((0.0, 60.0),)
 """What is taken where nothing was asked for; of steps slower than the first number too few windows fit into less."""
 
+DEVICE_DEFAULT_S = 300.0
+"""What a search on a device takes where nothing was asked for: starting, loading libraries and compiling are slower
+there beside what a step takes, and there is more to try."""
+
 MOST_DEFAULT_S = 600.0
 """Very slow steps get as much as the least of it takes, up to this."""
 
@@ -160,11 +164,12 @@ def size_for(step_s: float, epoch_steps: int | None, outside_s: float = 0.0) -> 
 
 # -- compiling -------------------------------------------------------------------------------------------------------
 
-STARTING_S = 15.0
+STARTING_S, STARTING_ON_DEVICE_S = 15.0, 8.0
 """What the compiler's start and its first kernels take, however small the model."""
 
-MODULE_S = 0.6
-"""What each module adds: its forward and its backward become kernels of their own."""
+MODULE_S, MODULE_ON_DEVICE_S = 0.6, 0.15
+"""What each module adds: its forward and its backward become kernels of their own. Those of a device are not compiled
+by a C++ compiler, and in several processes at once; an estimate until one was seen there."""
 
 
 def compiling_s(
@@ -190,4 +195,6 @@ def compiling_s(
     num_modules = 0.0
     for model in facts.models if facts is not None else ():  # of blocks that repeat, one is enough for "regional"
         num_modules += model.num_modules / (max(model.num_repeated_blocks, 1) if regional else 1)
-    return max(STARTING_S + MODULE_S * num_modules, *seen, 0.0)
+    on_device = facts is not None and facts.device != "cpu"
+    starting_s, module_s = (STARTING_ON_DEVICE_S, MODULE_ON_DEVICE_S) if on_device else (STARTING_S, MODULE_S)
+    return max(starting_s + module_s * num_modules, *seen, 0.0)

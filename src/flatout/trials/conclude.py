@@ -31,7 +31,8 @@ def result_of(conduct: Conduct) -> Result:
     summary = stats.summarize(baseline)
     baseline_step_s = summary.median
     tuned_step_s = baseline_step_s / won.ratio if won and won.ratio else baseline_step_s
-    foreign = [w.foreign_fraction for _, w in bench.windows if w.foreign_fraction is not None]
+    seen = [w for _, w in bench.windows]
+    foreign = [w.foreign_fraction for w in seen if w.foreign_fraction is not None]
     saved_s = baseline_step_s - tuned_step_s
     speeds = 1 / baseline_step_s, 1 / tuned_step_s
     typed, run = (conduct.script.name, conduct.script.arguments), str(conduct.run_folder)
@@ -53,7 +54,8 @@ def result_of(conduct: Conduct) -> Result:
         steps_in_run=bench.longest_run_steps, foreign_fraction=sum(foreign) / len(foreign) if foreign else None,
         refused=tuple(bench.refused), written=tuple(bench.written),
         isolation="namespaces with overlays" if conduct.goal.terms.isolate else "none (`--allow-writes`)",
-        warnings=_warnings(bench.warnings, foreign), timeline=tuple(_timeline(bench.windows)), plan=plan, run=run,
+        warnings=_warnings(bench.warnings, foreign) + _gpu_warnings(seen),
+        timeline=tuple(_timeline(bench.windows)), plan=plan, run=run,
         stopped=conduct.stopped, short_budget_s=conduct.short_budget_s, asked_budget_s=conduct.goal.budget_s,
         energy=conduct.joules.summary(conduct.final),
     )  # fmt: skip
@@ -68,6 +70,22 @@ def _warnings(said: Iterable[str], foreign: Sequence[float]) -> tuple[str, ...]:
         f"others used {100 * mean:.0f} % of the CPU meanwhile: what binds may read otherwise when they do not",
         *said,
     )
+
+
+def _gpu_warnings(windows: Sequence[Window]) -> tuple[str, ...]:
+    """What the driver has said of the GPU meanwhile, where it makes times mean less."""
+    found = []
+    used = [w.foreign_gpu_fraction for w in windows if w.foreign_gpu_fraction is not None]
+    if used and sum(used) / len(used) > FOREIGN_LIMIT:
+        found.append(f"others used {100 * sum(used) / len(used):.0f} % of the GPU meanwhile")
+    held = [w for w in windows if w.gpu_held_back]
+    if held:
+        reasons = ", ".join(dict.fromkeys(reason for w in held for reason in w.gpu_held_back))
+        seen = sum(w.gpu_clock_mhz is not None for w in windows)
+        found.append(
+            f"the GPU's clock was held back in {len(held)} of {seen} windows ({reasons}): a long run may be slower"
+        )
+    return tuple(found)
 
 
 def _verdict(conduct: Conduct, won: Trial | None) -> Literal["faster", "no difference", "inconclusive"]:

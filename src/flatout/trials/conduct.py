@@ -23,12 +23,12 @@ from flatout.judge.result import Untried
 from flatout.judge.sequential import Looks
 from flatout.records.ceilings import Machine
 from flatout.records.plan import Candidate, Trial, allows
-from flatout.records.trace import Agreement, Levers
+from flatout.records.trace import Levers
 from flatout.run.script import Script
 from flatout.trials import windows
 from flatout.trials.baseline import Baseline
 from flatout.trials.bench import Bench
-from flatout.trials.budget import TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget, compiling_s
+from flatout.trials.budget import DEVICE_DEFAULT_S, TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget, compiling_s
 from flatout.trials.child_failures import CandidateFailed
 from flatout.trials.joules import Joules
 from flatout.trials.screening import screened
@@ -203,6 +203,9 @@ class Conduct:
         self._stage("starting the script")
         self.bench.start()  # before the ceilings: a script that fails should not cost ten seconds first
         assert self.bench.facts is not None
+        if self.bench.facts.device == "cpu" and self.machine.accelerators:
+            there = self.machine.accelerators[0].name
+            self.bench.warnings[f"the script trains on the CPU, and this machine has a GPU (`{there}`)"] = None
         self._fit_budget(self.bench.facts.warm_up_step_s, patience=FIRST_STEPS)
         self._stage("warming up")
         self.bench.settle()
@@ -214,6 +217,9 @@ class Conduct:
         loaders = self.bench.facts.loaders if self.bench.facts is not None else ()
         num_steps = LEAST_STEPS[self.command] + (FREE_DATA_STEPS if loaders else 0)
         self.budget.suit(num_steps, step_s)
+        searches = self.command == "tune" and self.goal.exactly is None
+        if searches and self.bench.facts is not None and self.bench.facts.device != "cpu":
+            self.budget.allow(DEVICE_DEFAULT_S)
         self.bench.deadline_s = self.budget.deadline_s()
         self.budget.require(num_steps, step_s, self.script.name, patience=patience)
 
@@ -396,13 +402,20 @@ class Conduct:
         """Whether the numbers under the levers are those of plain, as far as their class allows."""
         begun_s = time.perf_counter()
         try:
-            return self._judged(levers, class_)
+            if self._starts_anew(levers) or checks_of(self._apart(levers), self.levers):
+                self.bench.end()  # nothing else of ours computes meanwhile
+                return self.starts.judge(levers, class_, self.goal.choice.accept)[0]
+            return self._judged_at_a_step(levers, class_)
+        except CandidateFailed as failed:
+            word: agreement.Word = "inconclusive" if failed.in_doubt else "disagrees"
+            return agreement.Judgement(verdict=word, detail=f"broke while being compared: {failed}")
+        except Inconclusive as problem:
+            return agreement.Judgement(verdict="inconclusive", detail=problem.error)
         finally:
             self.judging_s = max(self.judging_s, time.perf_counter() - begun_s)
 
-    def _judged(self, levers: Levers, class_: str) -> agreement.Judgement:
-        if self._starts_anew(levers):
-            return self.starts.judge(levers, class_, self.goal.choice.accept)[0]
+    def _judged_at_a_step(self, levers: Levers, class_: str) -> agreement.Judgement:
+        """The same, by steps that are replayed under levers and without, in one process."""
         checks = checks_of(levers, self.levers)
         if class_ == "statistical":  # the batches were admitted as other ones; the arithmetic must still agree
             class_ = widest_class(levers, self.levers)
@@ -410,21 +423,11 @@ class Conduct:
         if not checks:
             return agreement.judge([], class_, ())
         togglable = self._togglable(levers)
-        points: list[Agreement] = []
-        try:
-            for _ in range(2):
-                points.append(self.bench.agreement(togglable, checks))
-            while agreement.needs_more_points(points, agreement.judge(points, class_, checks)):
-                if self.budget.left_s < 0:
-                    return agreement.Judgement(
-                        verdict="inconclusive", detail="more points were needed than there was time for"
-                    )
-                points.append(self.bench.agreement(togglable, checks))
-        except CandidateFailed as failed:
-            word: agreement.Word = "inconclusive" if failed.in_doubt else "disagrees"
-            return agreement.Judgement(verdict=word, detail=f"broke while being compared: {failed}")
-        except Inconclusive as problem:
-            return agreement.Judgement(verdict="inconclusive", detail=problem.error)
+        points = [self.bench.agreement(togglable, checks) for _ in range(2)]
+        while agreement.needs_more_points(points, agreement.judge(points, class_, checks)):
+            if self.budget.left_s < 0:
+                raise CandidateFailed("more points were needed than there was time for", in_doubt=True)
+            points.append(self.bench.agreement(togglable, checks))
         return agreement.judge(points, class_, checks)
 
     # -- choice --------------------------------------------------------------------------------------------------

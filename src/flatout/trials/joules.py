@@ -43,11 +43,15 @@ class Joules:
     def _device(self) -> str | None:
         return self._bench.facts.device if self._bench.facts is not None else None
 
+    @property
+    def _gpus(self) -> tuple[str, ...]:
+        return self._bench.facts.gpus if self._bench.facts is not None else ()
+
     def span(self, child: str, window: Window) -> tuple[float, float] | None:
         """Where a window lies on our clock; None where it cannot count."""
         zero_s, took_s = self._bench.zero_s.get(child), math.fsum(window.step_s)
         outside = math.fsum(window.outside_s) > OUTSIDE_LIMIT * took_s
-        if zero_s is None or outside or window.recompilations or (window.foreign_fraction or 0.0) > FOREIGN_LIMIT:
+        if zero_s is None or outside or window.recompilations or window.taken_fraction > FOREIGN_LIMIT:
             return None
         return zero_s + window.start_s, zero_s + window.start_s + took_s
 
@@ -60,7 +64,7 @@ class Joules:
                 span = self.span(child, window)
                 if span is None or span[0] < within_s[0] or span[1] > within_s[1]:
                     continue
-                used = self.meter.joules(self._device, *span, every_s=self.meter.every_s)
+                used = self.meter.joules(self._device, *span, every_s=self.meter.every_s, gpus=self._gpus)
                 if used.joules is None:
                     why_not = used.why_not
                 else:
@@ -77,5 +81,5 @@ class Joules:
             sources=tuple(f"{one.name}: {one.source}" for one in found.counters),
             baseline=self.per_step(("baseline",), within_s) if within_s else self.per_step(("baseline",)),
             tuned=self.per_step(("trial", "winner"), within_s) if within_s else None,
-            measuring_joules=self.meter.joules(self._device).joules,
+            measuring_joules=self.meter.joules(self._device, gpus=self._gpus).joules,
         )

@@ -235,7 +235,7 @@ class Learning:
         window = found.window
         return Answer(
             step_s=window.training_step_s if window is not None and window.counts else None,
-            disturbed=(window.foreign_fraction or 0.0) if window is not None else 0.0,
+            disturbed=window.taken_fraction if window is not None else 0.0,
             missing=found.missing if levers else {}, evidence=found.evidence if levers else {},
         )  # fmt: skip
 
@@ -315,7 +315,7 @@ class Learning:
     def _keep(self, answer: WindowResult) -> None:
         window = answer.window
         if window is not None:
-            was_busy, self._busy = self._busy, (window.foreign_fraction or 0.0) > FOREIGN_LIMIT
+            was_busy, self._busy = self._busy, window.taken_fraction > FOREIGN_LIMIT
             before, self._last = self._last, (answer.num_steps, window.start_s + sum(window.step_s))
             if self._first is None:
                 self._first = before = answer.num_steps - window.num_steps, window.start_s

@@ -75,7 +75,7 @@ def _window(bench: Bench, levers: Levers, before: Levers) -> Answer:
     uneven = window.new_epochs == 1 and not size.epoch_steps  # it paid for what comes between two epochs
     return Answer(
         step_s=window.training_step_s if window.counts else None,
-        disturbed=(window.foreign_fraction or 0.0) + UNEVEN * uneven,
+        disturbed=window.taken_fraction + UNEVEN * uneven,
         missing=bench.last_missing if levers else {}, evidence=bench.last_evidence if levers else {},
     )  # fmt: skip
 

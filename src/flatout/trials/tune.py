@@ -185,8 +185,13 @@ def _saved(found: Result, run_folder: Path) -> Result:
 
 
 def _ceilings(conduct: Conduct) -> Ceilings | None:
+    """Those of what the script computes on; a GPU is measured while the script holds none of its memory."""
+    facts = conduct.bench.facts
+    on_cpu = facts is None or facts.device == "cpu"
     try:
-        return calibrate.ceilings(kind().package)
+        if on_cpu:
+            return calibrate.ceilings(kind().package, device="cpu" if conduct.machine.accelerators else "auto")
+        return calibrate.ceilings(kind().package, before=conduct.bench.end)
     except MachineError as problem:
         conduct.bench.warnings[f"no ceilings: {problem.error}"] = None
         return None

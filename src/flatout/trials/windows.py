@@ -99,6 +99,7 @@ def wait_for_quiet(bench: Bench, deadline_s: float, show: Callable[[str], None])
         left_s = deadline_s - time.perf_counter()
         if left_s < 0:
             return False
-        show(f"others use {100 * (window.foreign_fraction or 0.0):.0f} % of the CPU: waiting, at most {left_s:.0f} s")
+        of = "GPU" if window.taken_fraction > (window.foreign_fraction or 0.0) else "CPU"
+        show(f"others use {100 * window.taken_fraction:.0f} % of the {of}: waiting, at most {left_s:.0f} s")
         time.sleep(1.0)
     return False

@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: E402
 from flatout.frameworks.pytorch.levers import registry  # noqa: E402
 from flatout.frameworks.pytorch.observe.attention import allowed, backends_of  # noqa: E402
 from flatout.judge.agreement import judge  # noqa: E402
+from flatout.records.ceilings import Accelerator  # noqa: E402
 from flatout.records.facts import NOT_LOOKED_AT  # noqa: E402
 from handmade import FACTS, MACHINE, MODEL  # noqa: E402
 
@@ -137,3 +138,12 @@ def test_it_applies_where_another_backend_may_compute_it(facts, reason, backends
     assert LEVER.applies(facts, MACHINE) == reason
     if reason is None:
         assert [s["backend"] for s in LEVER.settings(facts, MACHINE)] == backends
+
+
+@pytest.mark.parametrize(("capability", "backends"), [("7.5", ["math"]), ("9.0", ["flash", "cudnn", "math"])])
+def test_backends_for_16_bits_are_tried_beside_bf16_on_gpus_that_they_are_written_for(capability, backends):
+    gpu = Accelerator(name="GPU", memory_bytes=2**34, compute_capability=capability)
+    machine = replace(MACHINE, accelerators=(gpu,))
+    facts = replace(FACTS, device="cuda", attention=("efficient",))
+    assert [s["backend"] for s in LEVER.settings(facts, machine)] == backends
+    assert LEVER.partners == ("bf16",)

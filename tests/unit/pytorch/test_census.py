@@ -44,6 +44,13 @@ def test_convolutions_count_what_each_output_pixel_sums():
     assert forward_and_backward(nn.Conv2d(6, 8, 3, bias=False), x, count_inputs=True) == (plain, 2 * plain)
 
 
+def test_operations_of_convolutions_are_told_from_those_of_products_which_may_have_another_precision():
+    model, x = nn.Sequential(nn.Conv2d(6, 8, 3), nn.Flatten(), nn.Linear(392, 5)), torch.randn(2, 6, 9, 9)
+    found = count(lambda: model(x).sum().backward())
+    assert found.flops - found.convolution_flops == 3 * (2 * 2 * 392 * 5), "forward, its weights and its inputs"
+    assert count(lambda: model[2](torch.randn(3, 392))).convolution_flops == 0
+
+
 @pytest.mark.parametrize("groups", [2, 6])
 def test_a_grouped_convolution_sums_over_its_own_channels_alone(groups):
     x = torch.randn(2, 6, 9, 9)
@@ -101,6 +108,18 @@ def test_operations_without_a_formula_are_named_where_they_take_time():
     x = torch.randn(400, 400)
     found = count(lambda: torch.linalg.svd(x))
     assert "_linalg_svd" in found.uncounted or "linalg_svd" in found.uncounted
+
+
+def test_on_a_device_what_is_heavy_is_told_by_what_it_computes_and_moves_not_by_its_launch():
+    def step():
+        for size in range(2, 60):
+            torch.empty(size, device="meta").add(1)  # each launch takes as long as that of what follows
+        torch.empty(4096, 4096, device="meta") @ torch.empty(4096, 4096, device="meta")
+        torch.empty(4096, 40960, device="meta").tanh()
+
+    found = count(step)
+    assert [op.name for op in found.operations[:2]] == ["mm", "tanh"] and len(found.operations) == 40
+    assert found.uncounted == ("tanh",), "launches of small ones do not add up to anything"
 
 
 def test_equal_operations_are_one_row_with_their_number():

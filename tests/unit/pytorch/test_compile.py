@@ -405,6 +405,9 @@ def test_the_word_that_the_facts_speak_for_comes_first(num_blocks, num_shapes, w
     model = replace(FACTS.models[0], num_repeated_blocks=num_blocks, num_input_shapes=num_shapes)
     found = registry()["compile"].settings(replace(FACTS, models=(model,)), MACHINE)
     assert [settings.get("mode", "") for settings in found] == words
+    on_gpu = registry()["compile"].settings(replace(FACTS, device="cuda", models=(model,)), MACHINE)
+    before = [settings.get("mode", "") for settings in on_gpu[: len(words) - 1]]
+    assert "regional" not in words or before.index("regional") < before.index("")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import copy
 import io
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from flatout.frameworks.pytorch.levers import registry  # noqa: E402
 from flatout.judge.agreement import judge  # noqa: E402
+from flatout.records.ceilings import Accelerator  # noqa: E402
 from handmade import FACTS, LOADER, MACHINE  # noqa: E402
 from processors import computes_bfloat16_lstm  # noqa: E402
 
@@ -30,7 +32,6 @@ CPU_LEVERS = {
     "fused_optimizer": {},
     "foreach_optimizer": {},
     "tf32": {},
-    "cudnn_benchmark": {},
 }
 MOMENTUM = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
@@ -776,6 +777,53 @@ def test_tf32_in_the_scripts_newer_terms_is_engaged_and_released_in_them(watch, 
     assert torch.backends.cuda.matmul.fp32_precision == "none" and not torch.backends.cuda.matmul.allow_tf32
 
 
+@pytest.mark.parametrize("lever", ["bf16", "tf32"])
+@pytest.mark.parametrize(("capability", "fits"), [("7.5", False), ("8.0", True), ("12.0", True)])
+def test_a_gpu_before_ampere_has_neither_bfloat16_nor_tf32(lever, capability, fits):
+    gpu = Accelerator(name="GPU", memory_bytes=2**34, compute_capability=capability)
+    machine = replace(MACHINE, accelerators=(gpu,))
+    reason = registry()[lever].applies(replace(FACTS, device="cuda"), machine)
+    assert (reason is None) == fits
+    if lever == "bf16":
+        assert fits or "float16" in reason
+        assert registry()[lever].applies(FACTS, machine) == registry()[lever].applies(FACTS, MACHINE)
+
+
+def test_whoever_warns_of_the_older_terms_for_tf32_the_scripts_stderr_is_plain(watch, workload, monkeypatch, recwarn):
+    """As PyTorch 2.9 and 2.10 do, whose own warning is not to be had here."""
+
+    def warns(ask):
+        return lambda *arguments: (warnings.warn("use the new API", stacklevel=1), ask(*arguments))[1]
+
+    for name in ("_get_cublas_allow_tf32", "_set_cublas_allow_tf32", "get_float32_matmul_precision"):
+        place = torch if hasattr(torch, name) else torch._C
+        monkeypatch.setattr(place, name, warns(getattr(place, name)))
+    watched = watch()
+    workload("mlp").train(8)
+    watched.pytorch.facts()
+    watched.pytorch.engage({"tf32": {}})
+    watched.pytorch.engage({})
+    assert not [str(one.message) for one in recwarn if "use the new API" in str(one.message)]
+
+
+def test_tf32_is_looked_for_in_one_product_that_tensor_cores_compute(watch, workload, monkeypatch):
+    shapes, plain = [], torch.full
+
+    def full(shape, value, device):
+        shapes.append(shape)
+        return plain(shape, 1.0)  # as TF32 rounds it
+
+    watched = watch()
+    workload("mlp").train(8)
+    watched.pytorch.engage({"tf32": {}})
+    monkeypatch.setattr(torch, "full", full)
+    assert all(watched.pytorch.evidence()[0]["tf32"] for _ in range(3))
+    assert len(shapes) == 1 and min(shapes[0]) >= 1024
+    watched.pytorch.engage({})
+    watched.pytorch.engage({"tf32": {}})
+    assert watched.pytorch.evidence()[0]["tf32"] and len(shapes) == 2, "what was shown before proves nothing now"
+
+
 def test_a_lever_that_fails_half_way_is_taken_back(watch, workload, monkeypatch, layouts):
     watched, script = watch(), workload("conv")
     script.train(8)
@@ -833,3 +881,19 @@ def test_optimizers_that_compare_by_value_are_told_apart(hashed, watch):
     watched.compare(watched.listener.num_steps + 1, {"foreach_optimizer": {}}, "updates")
     train(6)
     assert watched.difference("updates").error < 1e-5
+
+
+# -- before the first step -----------------------------------------------------------------------------------------
+
+
+def test_cudnn_searches_from_the_first_convolution_on_because_it_keeps_the_plan_that_a_shape_got_first(
+    watch, workload, monkeypatch
+):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    assert registry()["cudnn_benchmark"].toggles == "process"
+    watched, script, seen = watch({"cudnn_benchmark": {}}), workload("conv"), []
+    for model in script.models:
+        model.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.benchmark))
+    script.train(8)
+    watched.pytorch.engage({})
+    assert seen and all(seen) and torch.backends.cudnn.benchmark

@@ -615,6 +615,24 @@ def test_without_room_for_all_items_on_the_device_batches_are_copied(loaders, st
     assert loaders.transfer.num == {"staged": 0, "early": 0, "gathered": 0} and len(device.blocks) == 0
 
 
+def test_a_quarter_of_the_device_stays_free_however_much_the_items_take(loaders, stored, device):
+    device.free = device.total // 4 + 100
+    for _ in range(12):
+        epoch(stored, device)
+    assert loaders.transfer.num["gathered"] == 0 and len(device.blocks) == 0
+
+
+def test_items_leave_the_device_for_good_where_the_script_runs_short_of_memory(loaders, stored, device):
+    for _ in range(20):
+        epoch(stored, device)
+        if loaders.transfer.num["gathered"]:
+            break
+    before, device.retries = loaders.transfer.num["gathered"], 1
+    for _ in range(2):
+        epoch(stored, device)
+    assert 0 < before == loaders.transfer.num["gathered"]
+
+
 def test_where_memory_for_the_items_is_refused_batches_are_copied(loaders, stored, device):
     loaders.transfer.engage("prefetch", True)
     device.out_of_memory = True
@@ -717,10 +735,10 @@ def test_on_a_gpu_kept_items_are_put_together_there(cuda, tmp_path, monkeypatch)
     dataset = make(tmp_path, monkeypatch, WORKS)
     cuda.engage_exactly({"sample_store": {}, "device_store": {}, "device_prefetch": {}})
     monkeypatch.setattr(rows_module, "NUM_BEFORE", 2)
-    for _ in range(12):
-        for x, y in DataLoader(dataset, batch_size=6, shuffle=True):
+    loader, transfer = DataLoader(dataset, batch_size=6, shuffle=True), cuda.loaders.transfer
+    for _ in range(20):  # of one loader: what is kept is kept for it
+        for x, y in loader:
             assert torch.equal(x.to("cuda").cpu(), x) and torch.equal(y.cuda().cpu(), y)
-    transfer = cuda.loaders.transfer
     assert transfer.why_not is None and transfer.num["gathered"] > 0
 
 

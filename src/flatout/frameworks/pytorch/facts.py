@@ -49,6 +49,8 @@ def find(session: Session, ended_by: EndedBy = "optimizer") -> Facts:
         grad_scaler=session.scaler_seen,
         distributed=torch.distributed.is_available() and torch.distributed.is_initialized(),
         matmul_precision=_matmul_precision(),
+        gpus=_gpus(session),
+        convolution_tf32=where is not None and where.type == "cuda" and _convolves_in_tf32(),
         cudnn_benchmark=torch.backends.cudnn.benchmark,
         attention=None if session.calls.look_at_graph is None else tuple(sorted(backends)),
         attention_chosen=not all(allowed().values()),
@@ -122,7 +124,25 @@ def _loader(loader: DataLoader[Any], session: Session) -> LoaderFacts:
 
 
 def _matmul_precision() -> str:
-    try:
+    """In the newer terms where PyTorch has them: asked in the older ones, 2.9 and 2.10 warn on the script's stderr."""
+    newer = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # not before PyTorch 2.9
+    if newer is None:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # the script uses the newer settings, and PyTorch refuses to be asked in the older terms
-        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+    return "high" if newer == "tf32" else "highest"
+
+
+def _gpus(session: Session) -> tuple[str, ...]:
+    """As the driver names them; those of other ranks are not known here."""
+    if (torch.distributed.is_available() and torch.distributed.is_initialized()) or session.ranks is not None:
+        return ()
+    found = {p.device.index for p in session.parameters() if p.device.type == "cuda"}
+    uuids = [getattr(torch.cuda.get_device_properties(index), "uuid", None) for index in sorted(found)]
+    return () if None in uuids else tuple(f"GPU-{uuid}" for uuid in uuids)
+
+
+def _convolves_in_tf32() -> bool:
+    """What cuDNN may do, on a GPU that can: cuDNN is allowed to unless somebody has forbidden it."""
+    if torch.version.cuda is None or torch.cuda.get_device_capability() < (8, 0):
+        return False
+    newer = getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", None)
+    return bool(torch.backends.cudnn.allow_tf32) if newer is None else newer == "tf32"

@@ -73,6 +73,23 @@ class CudaLever(Lever):
         return None if machine.accelerators else "needs a CUDA device, none was found"
 
 
+TENSOR_CORES_FOR_ALL = 8.0
+"""Compute capability of Ampere, the first NVIDIA generation with products in TF32 and bfloat16, and the first that
+flash attention and cuDNN's are written for. Source: NVIDIA A100 white paper (2020)."""
+
+
+def least_capability(machine: Machine) -> float | None:
+    """The lowest compute capability of a machine's GPUs; None where none is known.
+
+    >>> from types import SimpleNamespace
+    >>> from flatout.records.ceilings import Accelerator
+    >>> gpus = [Accelerator(name=name, memory_bytes=1, compute_capability=name) for name in ("10.0", "7.5")]
+    >>> least_capability(SimpleNamespace(accelerators=gpus))
+    7.5
+    """
+    return min((float(a.compute_capability) for a in machine.accelerators if a.compute_capability), default=None)
+
+
 def why_not_on_ranks(num_ranks: int, mode: str) -> str | None:
     """Why a lever of communication has nothing to do; None where it has, which is so in some modes.
 

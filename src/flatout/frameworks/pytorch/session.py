@@ -60,6 +60,8 @@ class Session:
         """Levers that were asked for last and cannot be engaged in this process: why not."""
         self.kept: dict[str, Any] = {}
         """What a lever needs in order to release itself, by its name."""
+        self._proofs: dict[str, str] = {}
+        """What has shown that a lever took effect, of those that `proves_once`."""
         self.at_step_end: dict[str, Callable[[], None]] = {}
         """What levers do when a step has ended, by their name; its time is the next step's."""
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
@@ -142,6 +144,7 @@ class Session:
                 self.levers[name].release(self)
             raise
         self.engaged[name] = settings
+        self._proofs.pop(name, None)
 
     def engage_at_start(self, levers: Levers) -> None:
         """Engage those that wait for no step, before the script goes on; what is not to be had is noted."""
@@ -225,9 +228,11 @@ class Session:
         """Lever to proof, and lever to why there is none."""
         proofs, missing = {}, dict(self.unavailable)
         for name in self.engaged:
-            proof = self.levers[name].evidence(self)
+            proof = self._proofs.get(name) or self.levers[name].evidence(self)
             if proof:
                 proofs[name] = proof
+                if self.levers[name].proves_once:
+                    self._proofs[name] = proof
             else:
                 missing[name] = self.unavailable.get(name, "no effect was seen")
         return proofs, missing

@@ -124,7 +124,7 @@ def run_whole(setting: Setting, side: Side, seed: int, tick: Callable[[], None])
         else "",
         inputs=_inputs(setting, records, begun_unix_s),
         foreign_fraction=foreign,
-        joules=meter.joules(facts.device if facts is not None else None).joules,
+        joules=(meter.joules(facts.device, gpus=facts.gpus) if facts is not None else meter.joules()).joules,
     )
 
 

@@ -4,7 +4,8 @@ On a GPU PyTorch takes the first that can, by an order of its own, and another m
 model's forward and the backward from its outputs on; elsewhere `torch.backends.cuda.flash_sdp_enabled()` and the like
 say what plain says. What the chosen backend cannot compute is computed by `math`. Attention that a script writes by
 hand, as a product, a softmax and a product, is not changed. Backends draw dropout differently: the comparison of
-gradients finds that.
+gradients finds that. Flash attention and cuDNN's compute in 16 bits alone, so in a float32 script they take effect
+beside `bf16`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.frameworks.pytorch.lever_bases import CudaLever
+from flatout.frameworks.pytorch.lever_bases import TENSOR_CORES_FOR_ALL, CudaLever, least_capability
 from flatout.records.ceilings import Machine
 from flatout.records.facts import NOT_LOOKED_AT, Facts
 from flatout.records.trace import Setting
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from flatout.frameworks.pytorch.seams.calls import Around, Compute
     from flatout.frameworks.pytorch.seams.regions import Region
     from flatout.frameworks.pytorch.session import Session
+
+
+SIXTEEN_BITS = ("flash", "cudnn")
+"""What computes in float16 or bfloat16 alone: in a float32 script beside `bf16`."""
 
 
 class Attention(CudaLever):
@@ -33,6 +38,7 @@ class Attention(CudaLever):
     check = "gradients"
     parameter = "backend"
     choices: ClassVar = ("flash", "efficient", "cudnn", "math")
+    partners: ClassVar = ("bf16",)  # flash and cuDNN's compute in 16 bits alone
     conflicts: ClassVar = ("compile",)  # a compiled function keeps the backend that it was compiled with
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
@@ -50,9 +56,11 @@ class Attention(CudaLever):
         return None if self.settings(facts, machine) else "no backend is left to try"
 
     def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
-        """Those that compute none of it now."""
-        used = facts.attention or ()
-        return tuple({"backend": word} for word in self.choices if used != (word,))
+        """Those that compute none of it now, as far as they are written for this GPU."""
+        used, capability = facts.attention or (), least_capability(machine)
+        old = capability is not None and capability < TENSOR_CORES_FOR_ALL
+        words = [word for word in self.choices if not old or word not in SIXTEEN_BITS]
+        return tuple({"backend": word} for word in words if used != (word,))
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Allow that one, and `math` for the rest, inside each outermost call."""

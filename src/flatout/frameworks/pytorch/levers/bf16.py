@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.frameworks.lever import Lever
+from flatout.frameworks.pytorch.lever_bases import TENSOR_CORES_FOR_ALL, least_capability
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.trace import Setting
@@ -41,6 +42,12 @@ class Bf16(Lever):
             return "no float32 parameters"
         if facts.device == "cpu" and not machine.bfloat16_in_hardware():
             return "this CPU has no bfloat16 instructions"
+        capability = least_capability(machine) if facts.device == "cuda" else None
+        if capability is not None and capability < TENSOR_CORES_FOR_ALL:
+            return (
+                f"this GPU (compute capability {capability}) emulates bfloat16; float16, which it has, needs the "
+                "script's loss scaled: `torch.amp.GradScaler`"
+            )
         return None
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:

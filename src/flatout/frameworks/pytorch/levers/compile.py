@@ -89,11 +89,14 @@ class Compile(Lever):
         return None if machine.cxx_compiler else "needs a C++ compiler (`g++` or `clang++`), none was found"
 
     def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
-        """Bare; `dynamic` before it where shapes differ; `regional` where blocks repeat, first where they are many."""
+        """Bare; `dynamic` before it where shapes differ; `regional` where blocks repeat, first where they are many.
+
+        On a GPU it is first in any case: what lies between the blocks is little there, and a search tries more of it.
+        """
         num_blocks = max((model.num_repeated_blocks for model in facts.trained_models), default=0)
         words = [""]
         if num_blocks:
-            words.insert(0 if num_blocks >= MANY_BLOCKS else 1, "regional")
+            words.insert(0 if num_blocks >= MANY_BLOCKS or facts.device == "cuda" else 1, "regional")
         if any(model.num_input_shapes >= MANY_SHAPES for model in facts.models):
             words.insert(0, "dynamic")
         same = all(model.num_input_shapes == 1 and model.calls_per_step == 1 for model in facts.models)

@@ -1,4 +1,11 @@
-"""cudnn_benchmark: let cuDNN try its convolution algorithms for each shape and keep the fastest."""
+"""cudnn_benchmark: let cuDNN try its convolution algorithms for each shape and keep the fastest.
+
+PyTorch keeps one plan for each shape, whether it was searched for or guessed, and looks it up without a look at the
+flag: what was set between two steps would change nothing for shapes that were met before. So the flag is set before
+the script's first convolution, in a process of its own, and what is trained there is held against what plain trains.
+
+Source: `aten/src/ATen/native/cudnn/Conv_v8.cpp` of PyTorch, `benchmark_cache` and `run_single_conv`.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +28,7 @@ class CudnnBenchmark(CudaLever):
     summary = "the fastest convolution algorithm for each shape, found by trying"
     class_ = "rounding"
     shortens: ClassVar = ("forward", "backward")
+    toggles = "process"
     check = "gradients"
     takes_memory = True
 
@@ -35,7 +43,7 @@ class CudnnBenchmark(CudaLever):
         return None
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
-        """Set the flag."""
+        """Set the flag, which the script may still set as it likes."""
         import torch
 
         session.kept[self.name] = torch.backends.cudnn.benchmark

@@ -1,7 +1,8 @@
 """device_store: have the items that `sample_store` keeps lie on the GPU as well, where all of them fit.
 
 The script's `.to(device)` then finds a batch that is put together there. The GPU gets its rows from the copies that the
-script makes anyway; they take at most half of the GPU's memory that is free beyond 1 GiB.
+script makes anyway; they take at most half of the GPU's memory that is free beyond 1 GiB, leave a quarter of all of it
+free, and are given up where the script runs short of memory.
 """
 
 from __future__ import annotations

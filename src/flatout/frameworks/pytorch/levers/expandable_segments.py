@@ -42,6 +42,7 @@ class ExpandableSegments(CudaLever):
     shortens: ClassVar = ("data", "copy", "forward", "loss", "backward", "optimizer")
     toggles = "process"
     check = "none"
+    proves_once = True
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A GPU whose memory is fragmented, on Linux, where the user has not decided."""

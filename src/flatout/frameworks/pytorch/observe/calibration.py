@@ -39,6 +39,9 @@ NUM_OPERATIONS = 200
 
 WINDOWS_PER_ROUND = 2
 
+NUM_SEARCHED = 4
+"""Algorithms of cuDNN that are tried for each convolution: some are compiled for it, for seconds each."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
@@ -144,9 +147,12 @@ def _rate(probe: Probe) -> float:
 
 
 def _call_s(probe: Probe, stopwatch: Stopwatch) -> float:
-    """Seconds of a call after warm-up: the first one chooses algorithms and fills their caches."""
+    """Seconds of a call after warm-up: the first one chooses algorithms and fills their caches.
+
+    On a device it may load a library or search for seconds, and says nothing; on a CPU a long one is slow itself.
+    """
     first_s = stopwatch.seconds_per_call(probe, 0.0)
-    if first_s > 4 * LONGEST_CALL_S:
+    if first_s > 4 * LONGEST_CALL_S and stopwatch.device.type == "cpu":
         return first_s
     warm = replace(probe, call_s=stopwatch.seconds_per_call(probe, 0.0))
     return min(stopwatch.seconds_per_call(warm, 0.2 * stopwatch.window_s) for _ in range(3))
@@ -321,21 +327,26 @@ def choose_probes(stopwatch: Stopwatch, buffer_bytes: int) -> Iterator[Probe]:
         if torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0):
             dtypes.append(("tf32", torch.float32))
         buffer_bytes = min(2**30, torch.cuda.get_device_properties(device).total_memory // 16)
-    all_alternatives = [[matmuls(device, dtype, name)] for name, dtype in dtypes]
-    ways = ((torch.contiguous_format, CONVOLUTIONS[0]), *((torch.channels_last, shape) for shape in CONVOLUTIONS))
-    all_alternatives += [[convolutions(device, dtype, name, *way) for way in ways] for name, dtype in dtypes]
     memory = shared_memory(device, 3 * buffer_bytes)
-    all_alternatives += [streams("memory_copy", [(3 * buffer_bytes, memory)], ("copy", "triad"))]
-    all_alternatives += [streams("memory_in_place", [(3 * buffer_bytes, memory)], ("`relu_`", "`mul_`"))]
-    if not cuda:
+    matrices = [[matmuls(device, dtype, name)] for name, dtype in dtypes]
+    ways = [(torch.contiguous_format, CONVOLUTIONS[0]), *((torch.channels_last, shape) for shape in CONVOLUTIONS)]
+    ways = ways[1:2] if cuda else ways  # the layout that tensor cores want: each is searched for
+    images = [[convolutions(device, dtype, name, *way) for way in ways] for name, dtype in dtypes]
+    moving = [
+        streams("memory_copy", [(3 * buffer_bytes, memory)], ("copy", "triad")),
+        streams("memory_in_place", [(3 * buffer_bytes, memory)], ("`relu_`", "`mul_`")),
+    ]
+    if cuda:
+        pinned_bytes = min(2**28, buffer_bytes)
+        copies = [[transfers(device, pinned_bytes, to_device=direction)] for direction in (True, False)]
+        # what takes longest comes last: at the time limit it is what is missing
+        all_alternatives = [*moving, [launches(device)], *matrices, *copies, *images]
+    else:
         # from 256 KiB a thread, less than the caches of a core hold, to 8 MiB a thread, more than most do
         sizes = [torch.get_num_threads() * 2**18 * 2**number for number in range(6)]
         shares = [(size, shared_memory(device, size)) for size in sizes]
-        all_alternatives += [streams("memory_cache", shares, ("`relu_`", "`mul_`"))]
-    all_alternatives += [[launches(device)]]
-    if cuda:
-        pinned_bytes = min(2**28, buffer_bytes)
-        all_alternatives += [[transfers(device, pinned_bytes, to_device=direction)] for direction in (True, False)]
+        moving.append(streams("memory_cache", shares, ("`relu_`", "`mul_`")))
+        all_alternatives = [*matrices, *images, *moving, [launches(device)]]
     for alternatives in all_alternatives:
         probe = best_of(alternatives, stopwatch)
         if probe is not None:
@@ -376,6 +387,7 @@ def main(output: str, device_name: str, threads: str, buffer_bytes: int) -> None
     choices, name = [int(n) for n in threads.split(",")], "cpu"
     if on_gpu := device.type == "cuda":
         torch.backends.cudnn.benchmark = True  # the ceiling is the best algorithm, not the first guess
+        torch.backends.cudnn.benchmark_limit = NUM_SEARCHED
         torch.cuda.set_device(device if device.index is not None else torch.device("cuda", 0))
         device = torch.device("cuda", torch.cuda.current_device())
         choices, name = choices[:1], torch.cuda.get_device_name(device)  # there the host only enqueues

@@ -28,6 +28,10 @@ MOST_OPERATIONS = 40
 UNCOUNTED_SHARE = 0.02
 """An operation without a FLOP formula is named where it takes more than this share of the time."""
 
+DEVICE_RIDGE = 100.0
+"""FLOPs that a device computes while it moves a byte, about: 20 in float32, 300 in 16 bits. The host's time of an
+operation is what it takes to launch it there, so what is heavy is told by what it computes and moves."""
+
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal")
 """Operations whose result the host needs before it can go on."""
 
@@ -52,9 +56,10 @@ class OperationCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._rows: dict[tuple[str, str, str], list[float]] = {}
-        self._uncounted: Counter[str] = Counter()
         self._places: Counter[str] = Counter()
         self._recomputed_flops = 0
+        self._on_device = False
+        self._views: set[str] = set()
         self._paused = False
 
     def pause(self) -> None:
@@ -77,8 +82,9 @@ class OperationCounter(TorchDispatchMode):
         flops = flops_of(func, args, kwargs, out)
         if flops:
             self._recomputed_flops += recomputed(func, args, flops)
-        if flops is None and not func.is_view:
-            self._uncounted[name] += int(took_s * 1e9)
+        if func.is_view:
+            self._views.add(name)
+        self._on_device = self._on_device or any(t.device.type != "cpu" for t in tensors)
         moved = 0 if func.is_view else _moved_bytes(name, tensors, results)
         shape = " ".join("x".join(map(str, t.shape)) or "scalar" for t in tensors[:3])
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
@@ -106,21 +112,32 @@ class OperationCounter(TorchDispatchMode):
             )
             for (name, shape, dtype), row in self._rows.items()
         ]
-        total_s = sum(op.self_s for op in operations)
-        heavy = [name for name, ns in self._uncounted.most_common() if ns / 1e9 > UNCOUNTED_SHARE * total_s]
+        total = sum(map(self._weight, operations))
+        uncounted: Counter[str] = Counter()
+        for op in operations:
+            if not op.counted and op.name not in self._views:
+                uncounted[op.name] += int(1e9 * self._weight(op))
+        heavy = [name for name, weight in uncounted.most_common() if weight / 1e9 > UNCOUNTED_SHARE * total]
         return Census(
             num_operations=sum(op.num_calls for op in operations),
             num_syncs=sum(self._places.values()),
             flops=sum(op.flops for op in operations) - self._recomputed_flops,
             recomputed_flops=self._recomputed_flops,
+            convolution_flops=sum(op.flops for op in operations if "convolution" in op.name),
             moved_bytes=sum(op.moved_bytes for op in operations),
-            operations=tuple(sorted(operations, key=lambda op: -op.self_s)[:MOST_OPERATIONS]),
+            operations=tuple(sorted(operations, key=self._weight, reverse=True)[:MOST_OPERATIONS]),
             uncounted=tuple(heavy),
             sync_places=tuple(
                 f"{place}, {'once' if num == 1 else f'{num} times'} a step"
                 for place, num in self._places.most_common(10)
             ),
         )
+
+    def _weight(self, operation: Operation) -> float:
+        """Seconds; on a device the bytes that it could have moved meanwhile."""
+        if self._on_device:
+            return max(operation.flops / DEVICE_RIDGE, float(operation.moved_bytes))
+        return operation.self_s
 
 
 def _moved_bytes(name: str, tensors: list[torch.Tensor], results: list[torch.Tensor]) -> int:

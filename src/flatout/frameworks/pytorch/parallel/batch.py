@@ -90,7 +90,8 @@ class _Normalised(torch.autograd.Function):
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         variance, mean = torch.var_mean(wide, dims, correction=0)
         count = x.numel() / x.shape[1]
-        rows = group.gather(torch.cat([mean, variance, mean.new_tensor([count])]), "batch statistics")
+        # filled where it lies: a value that is copied to a device is waited for, in each of a model's normalisations
+        rows = group.gather(torch.cat([mean, variance, mean.new_full((1,), count)]), "batch statistics")
         means, variances, counts = rows[:, : len(mean)], rows[:, len(mean) : -1], rows[:, -1:]
         num = counts.sum()
         mean = (means * counts).sum(0) / num

@@ -163,9 +163,10 @@ class Group:
     def serve(self, device: torch.device) -> None:
         """Make sure that tensors of this device can be exchanged."""
         if device.type == "cuda" and not self._has_cuda:
-            backend = dist.ProcessGroupNCCL(
-                dist.PrefixStore("nccl", self.store), self.rank, self.world, dist.ProcessGroupNCCL.Options()
-            )
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self.limit  # its own is ten minutes, whatever an evaluation of rank 0 takes
+            store = dist.PrefixStore("nccl", self.store)
+            backend = dist.ProcessGroupNCCL(store, self.rank, self.world, options)
             self.processes._register_backend(device, dist.ProcessGroup.BackendType.NCCL, backend)
             self._has_cuda = True
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
+from flatout.frameworks.pytorch.seams.backward_threads import in_backward
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 REPLICATE = "`--mode replicate` keeps whole parameters on every rank"
@@ -70,7 +71,7 @@ class Placement:
     def gathered(self, part: torch.Tensor) -> torch.Tensor:
         """The whole from the parts of all ranks; every rank must ask for it, at the same time."""
         group, name = self.group, "gathering of a parameter"
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread() and not in_backward():
             problem = NotDivided(
                 "a thread of the script's asks for a sharded parameter",
                 cause="all ranks gather it together, and threads do not come in the same order everywhere",

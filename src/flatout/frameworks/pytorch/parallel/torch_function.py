@@ -240,7 +240,7 @@ def _norms(args: Any, kwargs: Any) -> Any:
         return None
     cut = next(one.placement for one in tensors if isinstance(one, Sharded))
     own = [_own_norm(one, float(order), cut.group.rank) for one in tensors]
-    numbers = [own[0].new_tensor(one.placement.number if isinstance(one, Sharded) else -1) for one in tensors]
+    numbers = [own[0].new_full((), one.placement.number if isinstance(one, Sharded) else -1) for one in tensors]
     every, tags = cut.group.gather(torch.stack([*own, *numbers]), "norms of parts").split(len(own), 1)
     cut.compare(tags)
     whole = every.amax(0) if math.isinf(order) else every.pow(order).sum(0).pow(1 / order)

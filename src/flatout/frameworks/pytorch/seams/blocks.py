@@ -9,11 +9,12 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+from flatout.frameworks.pytorch.seams.backward_threads import trains
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.seams.calls import Calls
@@ -91,7 +92,7 @@ class BlockCall:
         if not isinstance(block, nn.Module):  # called by its attribute
             block = self._block()
         owner = self._owner
-        ours = block is self._block() and torch.is_grad_enabled() and get_ident() == owner.thread
+        ours = block is self._block() and torch.is_grad_enabled() and trains(owner.thread)
         if not ours or not (owner.inside or self.num_calls) or torch._C._get_tracing_state() is not None:
             return block._call_impl(*args, **kwargs)  # type: ignore[union-attr]
         out = self._compute(block, *args, **kwargs)

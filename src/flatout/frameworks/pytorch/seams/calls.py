@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.utils.data._utils import fetch
 
+from flatout.frameworks.pytorch.seams.backward_threads import trains
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.owners import Owners, children, identities
 from flatout.frameworks.pytorch.seams.random_states import RandomStates, TorchStates
@@ -168,8 +169,10 @@ class OuterCall:
             # a clone that was made by copying `__dict__` has our seam as well
             return (self._former or caller._call_impl)(*args, **kwargs)
         owner = self._owner
-        if owner.inside or get_ident() != owner.thread or torch._C._get_tracing_state() is not None:
+        if owner.inside or not trains(owner.thread) or torch._C._get_tracing_state() is not None:
             return self.plain(*args, **kwargs)
+        if get_ident() != owner.thread:
+            return self._recomputed(args, kwargs)
         training = self.trained and torch.is_grad_enabled()
         if training and owner.on_training_call is not None:
             owner.on_training_call()
@@ -196,6 +199,18 @@ class OuterCall:
             owner.inside = False
             if observer is not None:
                 observer.after_call(self, training)
+
+    def _recomputed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call made again for its backward, in the thread of a device: as its forward was, and not counted."""
+        owner = self._owner
+        levers = (self.compute is not None or self.arounds) and self.in_step and torch.is_grad_enabled()
+        if not levers or owner.divide is not None or owner.capture is not None:
+            return self.plain(*args, **kwargs)
+        owner.inside = True
+        try:
+            return self.with_levers(args, kwargs)
+        finally:
+            owner.inside = False
 
     def _belongs(self) -> bool:
         """Whether a call without gradients is a part of the step: as in the first ones, while nothing is evaluated."""

@@ -7,13 +7,10 @@ Out: the same batches.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import types
-import warnings
 import weakref
-from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +27,7 @@ from flatout.frameworks.pytorch.input.items.shadow import Shadow
 from flatout.frameworks.pytorch.input.worker_settings import KEPT_WORKERS, start_method
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.script_code import is_the_scripts
+from flatout.frameworks.pytorch.seams.unseen_warnings import unseen_warnings
 from flatout.guest.interruptions import let_through
 
 MOST_FAILURES = 8
@@ -104,7 +102,7 @@ class Reading:
         self._begun = True
         states = RandomStates()
         try:
-            with _without_warnings():
+            with unseen_warnings():
                 _, program = read(self.dataset, 0)
                 computed(program, self.dataset, [0])
             self.program = program
@@ -152,25 +150,6 @@ def _outside(program: Program | None) -> str | None:
             if type(value) in (dict, list, set) or (not code and is_the_scripts(type(value))):
                 return name
     return None
-
-
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    """No warning is shown meanwhile, in any thread, and the script still gets each of them later.
-
-    `warnings.catch_warnings` has Python forget which warnings it has given once, so each would come again.
-    """
-    always = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)  # else it would count as said
-    nothing = ("ignore", None, Warning, None, 0)
-    filters = cast("list[Any]", warnings.filters)
-    filters.insert(0, nothing)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # somebody has emptied it
-            filters.remove(nothing)
-        torch.set_warn_always(always)
 
 
 class FusedFetcher:

@@ -44,6 +44,10 @@ class Device:
         """Memory of the device."""
         return int(torch.cuda.get_device_properties(self._device).total_memory)
 
+    def num_retries(self) -> int:
+        """Times that the allocator gave all back that was free, because nothing fitted."""
+        return int(torch.cuda.memory_stats_as_nested_dict(self._device).get("num_alloc_retries", 0))
+
     def beside(self) -> AbstractContextManager[Any]:
         """Inside, the stream beside is the current one: what is made and copied belongs to it."""
         return torch.cuda.stream(self._beside)
