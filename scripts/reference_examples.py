@@ -13,14 +13,13 @@ from typing import Any
 
 from flatout.api import Ran
 from flatout.cli.foreground import run_summary
-from flatout.judge import contrast, result
+from flatout.judge import result
 from flatout.judge.anatomy import Anatomy
 from flatout.judge.diagnosis import Bound, Diagnosis
 from flatout.judge.metric import Metric
 from flatout.judge.proof import SIDES, Aim, Asked, Proof, WholeRun, prove, summary_of
 from flatout.judge.read_sites import ReadSite, ReadSites
 from flatout.judge.result import FORMAT, Result
-from flatout.judge.trace_windows import Samples
 from flatout.records import plan_file
 from flatout.records.as_json import to_json
 from flatout.records.ceilings import Machine
@@ -110,27 +109,6 @@ RUN: list[Row] = [
     ("remarks", "list of strings", "what else was said in the end, e.g. what became of kept items"),
     ("processes", "integer", "processes that trained; more than 1 only under a launcher"),
     ("run", "string", "absolute path of the run folder; empty where no record could be kept"),
-]
-CONTRAST: list[Row] = [
-    ("like_with_like", "boolean", "whether nothing decisive differs besides time, as far as is recorded"),
-    ("unlike", "list of objects", "what differs: `what`, `first`, `second`, and whether it is `decisive`"),
-    ("step", "object", "the whole plain step, see below"),
-    ("tuned_step", "object or null", "the step with each run's own plan; null unless both have one"),
-    ("phases", "object", "the same by phase"),
-    ("not_observed", "list of strings", "phases that neither run could see"),
-    ("cautions", "list of strings", "what the reader must know"),
-    ("first", "string", "path of the first run folder"),
-    ("second", "string", "path of the second; ratios say how many times as fast it is"),
-]
-CHANGE: list[Row] = [
-    ("verdict", "string", "`faster`, `slower`, `no difference`, `inconclusive`, `not observed` or `not compared`"),
-    ("first_s", "number or null", "seconds a step in the first run; null where it was not observed"),
-    ("second_s", "number or null", "the same in the second"),
-    ("difference_s", "number or null", "the second less the first"),
-    ("ratio", "number or null", "the first over the second; null where it could not be judged"),
-    ("ratio_low", "number or null", "lower end of its 95 % interval"),
-    ("ratio_high", "number or null", "upper end of its 95 % interval"),
-    ("reason", "string", "why it is inconclusive, or empty"),
 ]
 EXPORTED: list[Row] = [
     ("file", "string", "where it was written"),
@@ -273,11 +251,10 @@ def json_page() -> str:
             "reading of the metric, is `proof.json` in the run folder."
         ),
         "## report",
-        "`flatout report --json` prints again what the `tune` or `why` of that run printed. With two runs it prints:",
-        _in_words(CONTRAST, _contrast()),
-        "`step`, `tuned_step` and each of `phases`:",
-        _in_words(CHANGE, _contrast()["step"]),
-        "With `--export FILE` it prints:",
+        prose(
+            "`flatout report --json` prints again what the `tune` or `why` of that run printed. With `--export FILE` "
+            "it prints:"
+        ),
         _in_words(EXPORTED, to_json(_EXPORTED)),
         "## levers",
         "One object per lever, by name:",
@@ -303,12 +280,6 @@ def _proof() -> Proof:
         for side in SIDES
     ]
     return prove(asked, Aim(num_seeds=2), runs, _MACHINE, created="2026-01-31T12:00:00+00:00")
-
-
-def _contrast() -> dict[str, Any]:
-    one = _result("why")
-    value: dict[str, Any] = to_json(contrast.summary_of(contrast.contrast(one, one, Samples(), Samples())))
-    return value
 
 
 _EXPORTED = Exported(file="steps.csv", run="/home/you/work/.flatout/train-1", num_steps=1200)

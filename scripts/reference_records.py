@@ -57,7 +57,6 @@ OTHERS = (
     "judge.activity",
     "judge.read_sites",
     "judge.metric",
-    "judge.contrast",
     "judge.proof",
     "run.outcome",
 )

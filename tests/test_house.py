@@ -358,7 +358,6 @@ OTHER_MEANINGS = {
     ("records/ceilings.py", "bf16"): "a processor's feature",
     ("machine/read.py", "bf16"): "a processor's feature",
     ("judge/activity.py", "workers"): "a kind of sample",
-    ("judge/contrast.py", "threads"): "the number of threads",
     ("report/tuning.py", "threads"): "the number of threads",
 }
 """Texts in code that read like a lever's name and mean something else."""

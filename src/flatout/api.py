@@ -28,7 +28,7 @@ from flatout.records import plan_file
 from flatout.records.plan import PLAN_FILE, allows, label
 from flatout.records.ranks import RankConfig as RankTerms
 from flatout.report.export import Exported, export
-from flatout.report.run_folders import contrast, report
+from flatout.report.run_folders import report
 from flatout.run import choice, folder, foreground, launcher_command, on_ranks
 from flatout.run.choice import Engagement, Environment, RunOptions
 from flatout.run.outcome import Outcome
@@ -365,7 +365,6 @@ __all__ = [
     "RunRequest",
     "Show",
     "Terms",
-    "contrast",
     "describe_levers",
     "export",
     "levers",

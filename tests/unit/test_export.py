@@ -172,8 +172,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == [".flatout"]
 
 
-def test_exporting_two_runs_at_once_or_beside_a_page_is_refused(capsys):
-    assert "a second run" in complaint(capsys, "train-1", "train-2", "--export", "steps.csv", code=2)[0]
+def test_exporting_beside_a_page_is_refused(capsys):
     assert "`--html`" in complaint(capsys, "train-1", "--html", "a.html", "--export", "steps.csv", code=2)[0]
 
 

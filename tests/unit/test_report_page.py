@@ -32,6 +32,7 @@ from flatout.report import (
     write_page,
 )
 from flatout.report.figures import phase_colour
+from handmade import anatomy
 from proofs import PROOFS
 from shown import on_page, on_screen
 
@@ -400,6 +401,13 @@ def test_cut_text_ends_in_an_ellipsis_and_counts_wide_letters_twice():
     assert svg.cut("convolution", 20) == "convolution"
     assert svg.cut("convolution_backward", 12) == "convolution…"
     assert len(svg.cut("訓" * 20, 10)) < 8
+
+
+def test_the_last_label_of_an_axis_lies_inside_the_drawing():
+    taken = anatomy({"data": 0.005, "forward": 0.002, "backward": 0.002, "unattributed": 0.001})
+    drawn = str(svg.drawn(figures.stacked([("a", taken)])))
+    last = [label for label in re.findall(r"<text[^>]*>[^<]*</text>", drawn) if label.endswith(">10 ms</text>")]
+    assert len(last) == 2 and all('text-anchor="end"' in label for label in last)
 
 
 def test_operations_above_every_ceiling_are_drawn_all_the_same():

@@ -7,7 +7,7 @@ import pytest
 
 from flatout.judge import stats
 from flatout.judge.sequential import Looks
-from flatout.judge.stats import compare, compare_unpaired, quantile, summarize
+from flatout.judge.stats import compare, quantile, summarize
 
 
 def noisy(mean_s, num, *, seed=1, spread=0.01):
@@ -242,99 +242,6 @@ def test_how_much_equal_sides_scatter_is_not_moved_by_a_burst():
     second[7] *= 5
     assert stats.scatter(first, second) == pytest.approx(0.02 * math.sqrt(2), rel=0.15)
     assert stats.scatter([1.0, math.nan, 1.0, 1.0], [1.0] * 4) == stats.scatter([1.0], [1.0]) == 0.0
-
-
-# -- two runs that were not measured in turn -------------------------------------------------------------------------
-
-
-def correlated(mean_s, num, chance, *, rho, spread=0.03):
-    logs = [chance.gauss(0, 1)]
-    while len(logs) < num:
-        logs.append(rho * logs[-1] + math.sqrt(1 - rho**2) * chance.gauss(0, 1))
-    return [mean_s * math.exp(spread * x) for x in logs]
-
-
-def test_runs_of_different_lengths_can_be_compared_without_pairs():
-    found = stats.compare_unpaired(noisy(2.0, 12, seed=1), noisy(1.0, 20, seed=2))
-    assert found.verdict == "faster" and found.num_pairs == 12
-    assert found.ratio == pytest.approx(2.0, rel=0.02)
-    assert found.low99 < found.low < found.ratio < found.high < found.high99
-
-
-def test_swapping_two_unpaired_runs_inverts_the_ratio():
-    one, other = noisy(2.0, 9, seed=1), noisy(1.9, 13, seed=2)
-    there, back = stats.compare_unpaired(one, other), stats.compare_unpaired(other, one)
-    assert there.ratio == pytest.approx(1 / back.ratio)
-    assert (there.low, there.high99) == (pytest.approx(1 / back.high), pytest.approx(1 / back.low99))
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("num", [4, 5, 8, 30])
-def test_a_run_beside_itself_is_never_faster(num, seed):
-    same = noisy(1.0, num, spread=0.2, seed=seed)
-    found = stats.compare_unpaired(same, same)
-    assert found.verdict in ("no difference", "inconclusive")
-    assert found.ratio == 1.0 or "resemble" in found.reason
-
-
-def test_windows_that_drift_through_the_whole_run_have_no_interval():
-    drifting = [1.0 + 0.01 * n for n in range(12)]
-    found = stats.compare_unpaired(drifting, noisy(2.0, 12))
-    assert found.verdict == "inconclusive" and "resemble their neighbours" in found.reason and math.isnan(found.low)
-
-
-@pytest.mark.parametrize("sides", [(0, 9), (3, 9), (9, 1)])
-def test_too_few_unpaired_windows_are_inconclusive_and_say_so(sides):
-    found = stats.compare_unpaired(*(noisy(1.0, num) for num in sides))
-    assert found.verdict == "inconclusive" and math.isnan(found.ratio)
-    assert found.reason == f"{min(sides)} of at least 4 windows that are needed on each side"
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])
-@pytest.mark.parametrize("side", [0, 1])
-def test_an_impossible_time_of_an_unpaired_window_decides_nothing(bad, side):
-    sides = [noisy(1.0, 6), noisy(1.0, 6)]
-    sides[side][2] = bad
-    found = stats.compare_unpaired(*sides)
-    assert found.verdict == "inconclusive" and "a window has no" in found.reason and math.isnan(found.high)
-
-
-@pytest.mark.parametrize("other", [1.0, 2.0])
-def test_unpaired_constants_are_no_measurement(other):
-    assert "not real" in stats.compare_unpaired([1.0] * 5, [other] * 7).reason
-
-
-def test_many_comparisons_at_once_have_wider_intervals():
-    one, other = noisy(2.0, 16, seed=1), noisy(1.9, 16, seed=2)
-    alone, among = stats.compare_unpaired(one, other), stats.compare_unpaired(one, other, among=8)
-    assert among.low < alone.low < alone.high < among.high and among.ratio == alone.ratio
-
-
-@pytest.mark.parametrize(("rho", "most"), [(0.0, 0.01), (0.5, 0.02), (0.8, 0.05)])
-@pytest.mark.parametrize("num", [4, 8, 16])
-def test_windows_that_resemble_their_neighbours_raise_few_false_alarms(rho, most, num):
-    chance = random.Random(7)
-    trials = 400
-    alarms = sum(
-        stats.compare_unpaired(*(correlated(1.0, num, chance, rho=rho) for _ in range(2))).verdict
-        in ("faster", "slower")
-        for _ in range(trials)
-    )
-    assert alarms / trials <= most + 2.6 * math.sqrt(most * (1 - most) / trials)
-
-
-@pytest.mark.parametrize("num", [4, 5, 7, 9, 11, 13])
-@pytest.mark.parametrize("constant_s", [0.1, 0.3, 1.0, 2.0])
-def test_a_run_whose_windows_never_vary_is_no_measurement_whatever_the_other_is(num, constant_s):
-    chance = random.Random(num)
-    other = [math.exp(chance.gauss(0, 0.01)) for _ in range(40)]
-    for sides in (([constant_s] * num, other), (other, [constant_s] * num)):
-        assert compare_unpaired(*sides).reason.startswith("all windows are identical")
-
-
-def test_no_comparison_at_all_is_a_mistake_of_the_caller():
-    with pytest.raises(ValueError, match="0 comparisons"):
-        compare_unpaired([1.0, 1.1, 0.9, 1.0], [1.0, 1.1, 0.9, 1.0], among=0)
 
 
 def test_any_number_of_pairs_is_compared():

@@ -278,32 +278,22 @@ def test_a_line_of_progress_says_the_outcome_once_and_why_there_is_no_ratio(tria
     assert line.count(trial.outcome) == 1 and "\n" not in line and len(line) <= 140
 
 
-# -- two runs, and results that nobody measured ----------------------------------------------------------------------
+@pytest.mark.parametrize("more", [(), ("--html", "c.html"), ("--export", "steps.csv"), ("--json",)], ids=" ".join)
+def test_several_runs_are_refused_with_what_to_type_for_the_numbers_of_each(capsys, folder, more):
+    error, cause, hint = complaint(capsys, "report", "a-1", "a-2", *more)
+    assert error == "`flatout report` shows one run, and 2 are named" and "not measured in turn" in cause
+    assert "`flatout report --json a-1`, `flatout report --json a-2`" in hint and "`flatout prove`" in hint
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
 
 
-def kept(name, **changes):
-    place = Path(".flatout") / name
+# -- results that nobody measured -------------------------------------------------------------------------------------
+
+
+def kept(timeline):
+    place = Path(".flatout") / "a-1"
     place.mkdir(parents=True)
-    save(replace(examples.lenet(), **{"run": str(place), "timeline": (), **changes}), place)
+    save(replace(examples.lenet(), run=str(place), timeline=timeline), place)
     return place
-
-
-def test_two_runs_are_shown_as_text_as_json_and_as_a_page(capsys):
-    kept("a-1"), kept("a-2", flatout="0.2.0")
-    flatout.main(["report", "a-1", "a-2", "--html", "contrast.html"])
-    out = capsys.readouterr().out
-    assert "not like with like" in out and "next       flatout tune lenet.py" in out
-    assert "Not like with like" in Path("contrast.html").read_text()
-    flatout.main(["report", "a-1", "a-2", "--json"])
-    assert json.loads(capsys.readouterr().out)["unlike"][0]["what"] == "flatout"
-
-
-def test_a_run_beside_itself_or_beside_none_is_refused(capsys):
-    kept("a-1")
-    assert complaint(capsys, "report", "a-1", ".flatout/a-1")[0] == "`a-1` and `.flatout/a-1` are the same run"
-    assert complaint(capsys, "report", "a-1", "a-9")[0] == "no such run: `a-9`"
-    kept("a-2")
-    assert complaint(capsys, "report", "a-1", "a-2", "--html", "gone/c.html")[0] == "cannot write `gone/c.html`"
 
 
 @pytest.mark.parametrize(
@@ -328,25 +318,23 @@ def test_a_run_beside_itself_or_beside_none_is_refused(capsys):
     ids=lambda where: ".".join(map(str, where)),
 )
 def test_a_number_that_is_not_known_is_shown_as_unknown(capsys, where):
-    place = kept("a-1", timeline=examples.lenet().timeline[::500])
-    kept("a-2")
+    place = kept(examples.lenet().timeline[::500])
     record = json.loads((place / "result.json").read_text())
     holder = record
     for step in where[:-1]:
         holder = holder[step]
     holder[where[-1]] = None
     (place / "result.json").write_text(json.dumps(record))
-    for words in (["report", "a-1"], ["report", "a-2", "a-1"]):
-        code = flatout.main(words)
-        out, err = capsys.readouterr()
-        complained = [line[:6] for line in err.splitlines() if line[:6] in ("error:", "cause:", "hint: ")]
-        assert (code, bool(out)) == (None, True) or (code, complained) == (4, ["error:", "cause:", "hint: "])
-        assert "nan" not in out.lower().replace("channel", "").split()
+    code = flatout.main(["report", "a-1"])
+    out, err = capsys.readouterr()
+    complained = [line[:6] for line in err.splitlines() if line[:6] in ("error:", "cause:", "hint: ")]
+    assert (code, bool(out)) == (None, True) or (code, complained) == (4, ["error:", "cause:", "hint: "])
+    assert "nan" not in out.lower().replace("channel", "").split()
 
 
 @pytest.mark.parametrize("num", [0, 1, 2])
 def test_results_with_hardly_a_step_are_shown(capsys, num):
-    kept("a-1", timeline=examples.lenet().timeline[:num])
+    kept(examples.lenet().timeline[:num])
     flatout.main(["report", "a-1"])
     assert "3.6x faster" in capsys.readouterr().out
 

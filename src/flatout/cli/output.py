@@ -7,7 +7,6 @@ from pathlib import Path
 
 from flatout.cli import tell
 from flatout.errors import UsageError
-from flatout.judge.contrast import Contrast
 from flatout.records import output_file
 from flatout.report import PAGE, Record, json_text, print_view, view_of, write_page
 from flatout.report.view import View
@@ -16,17 +15,14 @@ from flatout.report.view import View
 def show(record: Record, *, html: Path | None = None, as_json: bool, verbose: bool = False) -> None:
     """Write the page, to `html` or into the run folder, and print the rest; what `why` found is always shown whole.
 
-    Two runs side by side have no folder of their own: their page is written where it was asked for.
-
     Raises:
         UsageError: The page was asked for, and cannot be written there, or would overwrite what is no page. In the run
             folder that is only said: what was measured must not be lost for it.
     """
     view = view_of(record)
-    page = html or (None if isinstance(record, Contrast) else Path(record.run) / PAGE)
-    if page is not None:
-        _write_page(view, page, asked=html is not None)
-        view = replace(view, page=str(page))
+    page = html or Path(record.run) / PAGE
+    _write_page(view, page, asked=html is not None)
+    view = replace(view, page=str(page))
     if as_json:
         print(json_text(record))
     else:

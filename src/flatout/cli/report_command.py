@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import click
@@ -22,19 +23,14 @@ from flatout.errors import UsageError
 )
 @options.as_json
 @click.option("-v", "--verbose", is_flag=True, help="Also list what was not tried, and why.")
-@click.argument("run", required=False)
-@click.argument("other", required=False)
-def command(
-    run: str | None, other: str | None, html: Path | None, file: Path | None, as_json: bool, verbose: bool
-) -> None:
-    """Show a former result again; RUN is a folder or a name under `.flatout/`, the newest without it. With OTHER, what
-    changed from RUN to OTHER, and what did not.
+@click.argument("runs", nargs=-1, metavar="[RUN]")
+def command(runs: tuple[str, ...], html: Path | None, file: Path | None, as_json: bool, verbose: bool) -> None:
+    """Show a former result again; RUN is a folder or a name under `.flatout/`, the newest without it.
 
     \b
     Example:  flatout report lenet-3 --html lenet.html
-              flatout report lenet-3 lenet-4
               flatout report lenet-3 --export steps.csv
-    """  # noqa: D301, D205
+    """  # noqa: D301
     from flatout import api
     from flatout.cli.output import show
     from flatout.records.as_json import to_json
@@ -42,10 +38,18 @@ def command(
     from flatout.report.export import written
     from flatout.report.run_folders import record
 
+    if len(runs) > 1:
+        each = ", ".join(f"`flatout report --json {shlex.quote(run)}`" for run in runs)
+        raise UsageError(
+            f"`flatout report` shows one run, and {len(runs)} are named",
+            cause="they were not measured in turn, and of such runs nothing can be concluded",
+            hint=f"their numbers one by one: {each}; `flatout tune` and `flatout prove` measure in turn",
+        )
+    run = runs[0] if runs else None
     if file is not None:
-        if other is not None or html is not None:
+        if html is not None:
             raise UsageError(
-                f"`--export` and {'a second run' if other is not None else '`--html`'} at once",
+                "`--export` and `--html` at once",
                 cause="it writes the steps of one run, and nothing else",
                 hint=f"`flatout report {run or ''} --export {file}`".replace("  ", " "),
             )
@@ -54,7 +58,5 @@ def command(
             print(json.dumps(to_json(done)))
         else:
             print_view(written(done))
-    elif other is not None and run is not None:
-        show(api.contrast(run, other), html=html, as_json=as_json)
     else:
         show(record(run), html=html, as_json=as_json, verbose=verbose)

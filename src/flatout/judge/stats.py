@@ -6,7 +6,6 @@ In: step times of paired windows. Out: a `Comparison` with its interval, or the 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -164,7 +163,11 @@ def compare(
     else:
         centre, *intervals = _normal(mean, max(deviation, noise), num, levels)
     (low, high), (low99, high99) = [(_exp(bottom), _exp(top)) for bottom, top in intervals]
-    return _decided(_exp(centre), (low, high), (low99, high99), num)
+    verdict = _verdict(low, high, low99, high99)
+    return Comparison(
+        verdict=verdict, ratio=_exp(centre), low=low, high=high, low99=low99, high99=high99, num_pairs=num,
+        reason=_reason(verdict, low, high),
+    )  # fmt: skip
 
 
 def scatter(first_s: Sequence[float], second_s: Sequence[float]) -> float:
@@ -264,15 +267,6 @@ def _unfit(baseline_s: Sequence[float], candidate_s: Sequence[float]) -> str:
     return ""
 
 
-def _decided(ratio: float, within95: tuple[float, float], within99: tuple[float, float], num: int) -> Comparison:
-    verdict = _verdict(*within95, *within99)
-    (low, high), (low99, high99) = within95, within99
-    return Comparison(
-        verdict=verdict, ratio=ratio, low=low, high=high, low99=low99, high99=high99, num_pairs=num,
-        reason=_reason(verdict, low, high),
-    )  # fmt: skip
-
-
 def _undecided(num: int, reason: str) -> Comparison:
     nan = float("nan")
     return Comparison(
@@ -289,93 +283,3 @@ def student(degrees: int, level: float) -> float:
     from scipy.special import stdtrit  # a quarter of a second less than scipy.stats
 
     return float(stdtrit(degrees, 0.5 + level / 2))
-
-
-# -- two runs that were not measured in turn -------------------------------------------------------------------------
-
-MOST_CORRELATED = 0.95
-"""A correlation of neighbouring windows above this is taken for this."""
-
-LEAST_EFFECTIVE = 2.0
-"""Windows of one run that count as fewer independent ones than this have no spread that could be known."""
-
-
-def compare_unpaired(first_s: Sequence[float], second_s: Sequence[float], *, among: int = 1) -> Comparison:
-    """Ratio of the window times of two runs that were not measured in turn, with its interval, on the logarithm.
-
-    Nothing cancels drift here, and each run stands for itself alone: the interval says how surely these two
-    measurements differ, not what a third one would bring. The two may scatter differently (Welch). Windows that follow
-    each other resemble each other, so they count as fewer independent ones, by the correlation of neighbours (which
-    few samples underestimate, and which is therefore raised by `2 / number`).
-
-    Args:
-        first_s: Seconds of each window of the first run, in the order of time, for the whole step or a phase of it.
-        second_s: The same of the second run; their numbers may differ.
-        among: How many such comparisons are made at once: the interval holds for all of them together (Bonferroni).
-
-    Returns:
-        How many times as fast the second is as the first; `num_pairs` is the smaller number of windows.
-        *Inconclusive* with its reason and NaN for every number where one side has fewer than `MIN_PAIRS` windows, where
-        they resemble each other so much that they count as fewer than `LEAST_EFFECTIVE`, where those of one side never
-        vary, or where a window's time is NaN, infinite, zero or below.
-
-    Raises:
-        ValueError: There are fewer than one comparison.
-
-    >>> compare_unpaired([2.0, 2.02, 1.98, 2.01], [1.0, 1.01, 0.98, 1.02, 0.99]).verdict
-    'faster'
-    >>> compare_unpaired([2.0], [1.0, 1.0, 1.0, 1.0]).reason
-    '1 of at least 4 windows that are needed on each side'
-    >>> compare_unpaired([2.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 0.0]).reason
-    'a window has no time above zero, and so no ratio'
-
-    Source: Welch, "The generalization of Student's problem when several different population variances are involved",
-    Biometrika 34 (1947), with Satterthwaite's degrees of freedom; the number of independent samples is that of a
-    first-order autoregression, `n (1 - rho) / (1 + rho)`: Bayley and Hammersley, "The effective number of independent
-    observations in an autocorrelated time series", Supplement to JRSS 8 (1946).
-    """
-    if among < 1:
-        raise ValueError(f"{among} comparisons are none")
-    num = min(len(first_s), len(second_s))
-    reason = _unfit_unpaired(first_s, second_s)
-    if reason:
-        return _undecided(num, reason)
-    (mean, squares, effective), (mean2, squares2, effective2) = _mean_of_logs(first_s), _mean_of_logs(second_s)
-    if math.sqrt(min(squares, squares2)) < RESOLUTION:
-        return _undecided(num, "all windows are identical: the clock is too coarse or the samples are not real")
-    if min(effective, effective2) < LEAST_EFFECTIVE:
-        return _undecided(num, "too few windows for how much those of one run resemble their neighbours")
-    error2, error2_2 = squares / (effective - 1), squares2 / (effective2 - 1)
-    centre, error = mean - mean2, math.sqrt(error2 + error2_2)
-    freedom = (error2 + error2_2) ** 2 / (error2**2 / (effective - 1) + error2_2**2 / (effective2 - 1))
-    half95, half99 = (error * _student_unpaired(freedom, 1 - share / among) for share in ERRORS)
-    low, high, low99, high99 = (_exp(centre + x) for x in (-half95, half95, -half99, half99))
-    return _decided(_exp(centre), (low, high), (low99, high99), num)
-
-
-def _mean_of_logs(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of the logarithms, their mean square about it, and how many independent ones they count as."""
-    logs = [math.log(x) for x in samples]
-    num = len(logs)
-    mean = math.fsum(logs) / num
-    squares = math.fsum((x - mean) ** 2 for x in logs)
-    neighbours = math.fsum((x - mean) * (y - mean) for x, y in itertools.pairwise(logs))
-    raised = neighbours / squares + 2 / num if squares > 0 else 0.0
-    correlation = min(max(raised, 0.0), MOST_CORRELATED)
-    return mean, squares / num, num * (1 - correlation) / (1 + correlation)
-
-
-def _unfit_unpaired(first_s: Sequence[float], second_s: Sequence[float]) -> str:
-    samples = [*first_s, *second_s]
-    if any(not math.isfinite(x) for x in samples):
-        return "a window has no finite time"
-    if any(x <= 0 for x in samples):
-        return "a window has no time above zero, and so no ratio"
-    num = min(len(first_s), len(second_s))
-    return "" if num >= MIN_PAIRS else f"{num} of at least {MIN_PAIRS} windows that are needed on each side"
-
-
-def _student_unpaired(freedom: float, level: float) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, 0.5 + level / 2))

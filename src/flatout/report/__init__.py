@@ -11,11 +11,9 @@ import json
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from flatout.judge import contrast as contrasts
 from flatout.judge import proof as proofs
 from flatout.judge import rank_steps as steps_of_ranks
 from flatout.judge import result as results
-from flatout.judge.contrast import Contrast
 from flatout.judge.proof import Proof
 from flatout.judge.rank_steps import RankAnatomy
 from flatout.judge.result import Result
@@ -27,14 +25,13 @@ if TYPE_CHECKING:
 PAGE = "report.html"
 """The page's name in a run folder."""
 
-Record = Result | Proof | RankAnatomy | Contrast
-"""What can be shown: what `tune` or `why` found, a proof, the steps of ranks, two runs side by side."""
+Record = Result | Proof | RankAnatomy
+"""What can be shown: what `tune` or `why` found, a proof, the steps of ranks."""
 
 _KINDS: dict[type, tuple[str, Any]] = {
     Result: ("tuning", results),
     Proof: ("proof", proofs),
     RankAnatomy: ("rank_steps", steps_of_ranks),
-    Contrast: ("contrast", contrasts),
 }
 """The file here that says what is shown of each, and where its summary is made."""
 

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.errors import RecordError, UsageError, cannot_write
-from flatout.judge import trace_windows
 from flatout.records import output_file
 from flatout.records.plan import label
 from flatout.records.trace import PHASES, Header, Window
+from flatout.records.trace_file import Reader
 from flatout.run import folder
 
 if TYPE_CHECKING:
@@ -118,14 +119,35 @@ def written(done: Exported) -> View:
 
 
 def _traced(place: Path, remarks: list[str]) -> Iterator[_Traced]:
-    """Each window with steps; what is left out goes into the remarks."""
-    paths = trace_windows.trace_paths(place)
+    """Each window with steps, of every process in the order of their starts; what is left out goes into the remarks.
+
+    Raises:
+        RecordError: See `flatout.records.trace_file.Reader`.
+    """
+
+    def order(path: Path) -> tuple[int, str]:
+        number = re.fullmatch(r"trace-(\d+)\.jsonl", path.name)
+        return (int(number[1]) if number else 0, path.name)
+
+    paths = sorted(place.glob("trace-*.jsonl"), key=order)
     if not paths:
         remarks.append("the traces of this run are not there any more")
     for path in paths:
-        for header, window in trace_windows.each_window(path, remarks):
-            if window.step_s:
-                yield path.stem.removeprefix("trace-"), header, window
+        header: Header | None = None
+        reader = Reader(path)
+        num_odd = 0
+        for record in reader:
+            if isinstance(record, Header):
+                header = record
+            elif isinstance(record, Window) and header is not None:
+                if any(len(times) != record.num_steps for times in (record.outside_s, *record.account.values())):
+                    num_odd += 1
+                elif record.step_s:
+                    yield path.stem.removeprefix("trace-"), header, record
+        if num_odd:
+            remarks.append(f"windows of `{path.name}` left out: {num_odd} with more or fewer times than steps")
+        if reader.torn:
+            remarks.append(f"`{path.name}` is cut: its last line is left out")
 
 
 def _losses(window: Window) -> Sequence[float | None]:

@@ -101,10 +101,9 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
-    """A command that obtains something again, and what that is, on the page."""
+    """A command that obtains the result again, on the page."""
 
     command: str
-    name: str = ""
     on: On = "page"
     kind: ClassVar[str] = "again"
 
