@@ -285,6 +285,6 @@ def test_who_trains_on_the_cpu_beside_a_gpu_is_told_so(conduct, monkeypatch, dev
     conduct.machine = replace(MACHINE, accelerators=(Accelerator(name="NVIDIA H200", memory_bytes=2**37),) * gpus)
     conduct.bench.facts = replace(FACTS, device=device)
     for place, name in ((conduct.bench, "start"), (conduct.bench, "settle"), (conduct.plain, "observe")):
-        monkeypatch.setattr(place, name, lambda: None)
+        monkeypatch.setattr(place, name, lambda *_: None)
     conduct.observe()
     assert any("`NVIDIA H200`" in text for text in conduct.bench.warnings) == warned

@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from statistics import geometric_mean
 
 import click
 import pytest
@@ -192,19 +193,20 @@ def test_pages_stay_short():
     assert {page.name: num for page, num in lines.items() if page.parent == DOCS / "decisions" and num > 25} == {}
 
 
-def test_what_it_brings_quotes_the_raw_samples():
-    rows = re.findall(
-        r"^\| `(\w+)` \| ([\d.]+) \[([\d.]+), ([\d.]+)\] \| ([\d.]+) ", text_of(DOCS / "what-it-brings.md"), re.M
-    )
-    assert len(rows) > 7
-    for name, *said in rows:
-        results = json.loads(
-            text_of(ROOT / "benchmarks" / "results" / f"script_{name}_intel-xeon-slow-bf16_202611.json")
+def test_what_it_brings_and_the_table_of_scripts_quote_the_raw_samples():
+    paths = (ROOT / "benchmarks" / "results").glob("script_*_intel-xeon-slow-bf16_202611.json")
+    found = {re.match(r"script_(.*)_intel", path.name)[1]: json.loads(text_of(path)) for path in paths}
+    table = text_of(ROOT / "benchmarks" / "public-scripts.md").partition("twelve-scripts-output:end")[0]
+    for name, results in found.items():
+        plain, expert = (
+            f"{one['ratio']:.2f} [{one['low']:.2f}, {one['high']:.2f}]"
+            for one in (results["over_plain"], results["over_expert"])
         )
-        plain, expert = results["over_plain"], results["over_expert"]
-        assert said == [f"{value:.2f}" for value in (plain["ratio"], plain["low"], plain["high"], expert["ratio"])], (
-            name
-        )
+        assert re.search(rf"^\| `{name}` \|.*\| {re.escape(plain)} \| {re.escape(expert)} \|", table, re.M), name
+    said = " ".join(text_of(DOCS / "what-it-brings.md").split())
+    over_plain, over_expert = ([one[key]["ratio"] for one in found.values()] for key in ("over_plain", "over_expert"))
+    assert len(found) == 12 and f"geometric mean {geometric_mean(over_plain):.2f} [" in said
+    assert f"from {min(over_plain):.2f} to {max(over_plain):.2f}, and {geometric_mean(over_expert):.2f} [" in said
 
 
 # -- commands ------------------------------------------------------------------------------------------------------

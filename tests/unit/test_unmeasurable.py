@@ -14,8 +14,8 @@ from flatout.run.script import Script
 from flatout.trials import bench, tune
 from flatout.trials.child_failures import CandidateFailed, cannot_measure
 from flatout.trials.conduct import Conduct
-from flatout.trials.terms import Terms
-from handmade import FACTS, HEADER
+from flatout.trials.terms import Goal, Show, Terms
+from handmade import FACTS, HEADER, MACHINE, lever, registry
 
 
 @pytest.mark.parametrize(
@@ -272,20 +272,14 @@ def test_numbers_are_compared_after_the_warm_up_in_a_process_that_was_started_ag
             "inconclusive",
         ),
         (Ended(exit_code=-9), "inconclusive"),
-        (Ended(exit_code=-9, hung=True), "disagrees"),
+        (Ended(exit_code=-9, hung=True), "inconclusive"),
         (Ended(exit_code=-11), "disagrees"),
         (Ended(exit_code=1, failure=Failure(stage="script", error="E", message="")), "disagrees"),
     ],
 )
-def test_a_step_that_has_no_memory_while_it_is_kept_says_nothing_of_a_levers_numbers(tmp_path, end, word):
-    under = bench.Bench(Script(path="train.py"), tmp_path, {}, Terms())
-
-    def agreement(levers, checks):
-        under._ended(end, levers)
-
-    conductor = SimpleNamespace(
-        _starts_anew=lambda levers: False, _togglable=lambda levers: levers, bench=SimpleNamespace(agreement=agreement),
-        levers={"bf16": SimpleNamespace(check="gradients", class_="precision", moves_state=False)},
-    )  # fmt: skip
-    found = Conduct.judge(conductor, {"bf16": {}}, "precision")
+def test_a_step_that_has_neither_memory_nor_time_says_nothing_of_a_levers_numbers(tmp_path, monkeypatch, end, word):
+    conductor = Conduct(Script(path="train.py"), tmp_path, MACHINE, Goal(), Show())
+    conductor.levers = registry(lever("bf16", class_="precision"))
+    monkeypatch.setattr(conductor.bench, "agreement", lambda levers, checks: conductor.bench._ended(end, levers))
+    found = conductor.judge({"bf16": {}}, "precision")
     assert found.verdict == word and "broke while being compared" in found.detail

@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "cla
 
 from numerics_planting import NAME, around, planted  # noqa: E402
 
+from simulated_device import SimulatedDevice  # noqa: E402
+
 GB = 10**9
 OUT_OF_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -40,6 +42,7 @@ OUT_OF_MEMORY = [
 def device(monkeypatch):
     """A device of 80 GB of which 10 are free and 5 in PyTorch's hands; its `calls.device` is for the test to set."""
     state = SimpleNamespace(free=10 * GB, reserved=8 * GB, peak=3 * GB, capability=(9, 0))
+    SimulatedDevice().stands_in(monkeypatch)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (state.free, 80 * GB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: state.reserved)

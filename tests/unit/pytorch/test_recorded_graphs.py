@@ -238,7 +238,7 @@ def test_a_comparison_takes_gradients_out_of_the_recordings_and_marks_each_repla
         step(recorded, x)
     recorded.pytorch.calls.device = "cpu"
     found = recorded.difference()
-    assert found.error < 1e-6 and found.fault == "" and found.output_error < 1e-6
+    assert found.error < 1e-6 and found.fault == ""
     assert {marks for levers, marks in seen if levers} == {1} and {m for levers, m in seen if not levers} == {0}
 
 
