@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from flatout.frameworks.pytorch.levers import expandable_segments, registry  # noqa: E402
+from flatout.frameworks.pytorch.observe import devices  # noqa: E402
 from flatout.frameworks.pytorch.observe.memory import memory_of_device  # noqa: E402
 from flatout.records.ceilings import Accelerator  # noqa: E402
 from flatout.records.facts import DeviceMemory  # noqa: E402
@@ -118,8 +119,8 @@ def test_it_applies_where_memory_is_fragmented_and_nobody_else_decides(facts, ma
 def test_what_the_allocator_counted_becomes_a_fact(monkeypatch):
     assert memory_of_device() is None, "no GPU is used here"
     counted = {"allocated_bytes.all.peak": 5, "reserved_bytes.all.peak": 8, "num_alloc_retries": 2}
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: counted)
+    monkeypatch.setattr(devices, "in_use", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(devices, "memory_counts", lambda device: counted)
     assert memory_of_device() == DeviceMemory(allocated_bytes=5, reserved_bytes=8, num_retries=2)
     counted.clear()  # another allocator than PyTorch's own counts nothing
     assert memory_of_device() is None

@@ -782,6 +782,7 @@ def test_passes_over_loaders_that_train_are_counted_and_their_ends_told(loaders)
 
 @pytest.mark.parametrize(("num_items", "num_smaller"), [(10, 3), (8, 0)])
 def test_last_batches_that_are_smaller_than_the_others_are_counted(loaders, num_items, num_smaller):
+    loaders.studies = True
     training, evaluation = (DataLoader(Squares(num_items), batch_size=4, shuffle=True) for _ in range(2))
     for _ in range(3):
         for _ in training:

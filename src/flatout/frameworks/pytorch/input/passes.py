@@ -107,7 +107,7 @@ class Pass:
         """Batches drawn since the pass was last opened."""
         self._most: float | None = None
         """So many batches it has, where not one iterator gives them all; None where that says when it ends."""
-        self._smaller_at = smaller_at(self._loader)
+        self._smaller_at = smaller_at(self._loader) if self._owner.studies else None  # asks the dataset how long it is
         if not self._owner.replays(self._loader):
             self._open()
 
@@ -187,5 +187,8 @@ def smaller_at(loader: DataLoader[Any]) -> int | None:
     batches = loader.batch_sampler
     if type(batches) is not BatchSampler or batches.drop_last or not isinstance(batches.sampler, OF_KNOWN_LENGTH):
         return None
-    whole, rest = divmod(len(batches.sampler), batches.batch_size)
+    try:
+        whole, rest = divmod(len(batches.sampler), batches.batch_size)
+    except Exception:  # noqa: BLE001  the dataset's own code
+        return None
     return whole + 1 if rest and whole else None
