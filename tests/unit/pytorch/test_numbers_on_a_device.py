@@ -43,6 +43,7 @@ def device(monkeypatch):
     """A device of 80 GB of which 10 are free and 5 in PyTorch's hands; its `calls.device` is for the test to set."""
     state = SimpleNamespace(free=10 * GB, reserved=8 * GB, peak=3 * GB, capability=(9, 0))
     SimulatedDevice().stands_in(monkeypatch)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # as it is from the start; ceilings set it otherwise
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (state.free, 80 * GB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: state.reserved)
