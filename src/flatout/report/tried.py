@@ -149,6 +149,8 @@ def input_reached(result: Result) -> str:
     won = percent(min(1.0, max(0.0, (1 - 1 / found.ratio) / (1 - 1 / bound.ratio))))  # above 1 is the noise of both
     most = f"{ratio(bound.ratio)}x {interval(bound.low, bound.high)}".rstrip()
     gain = f"{ratio(found.ratio)}x {ends(found)}".rstrip()
+    if ends(found) and (found.ratio_low or 0.0) <= 1:
+        return f"free data would bring {most}; no lever for it is known to bring anything"
     if ends(found) and (found.ratio_low or 0.0) > bound.high:
         return f"`{found.label}` brings {gain}, more than free data at most: {most}; the two contradict each other"
     return f"free data would bring {most}, `{found.label}` brings {gain}: {won} of the time that waiting for data takes"

@@ -2,10 +2,13 @@
 
 Each process stands where the script's random generators will stand when it asks for a batch, by how far a batch and the
 training between two were seen to move them; a batch is taken only where they really stand there, and then they are
-moved to where it ended. So items, their order and every later random number are plain's to the bit, whatever the
-dataset's code does. Some batches (the 1st, 2nd, 4th, 8th ... of a loader) are computed here as well and compared. Where
-the training draws more from step to step, or the items do what a process apart may not (write, print, change the
-dataset), it is given up for plain, and the run says why.
+moved to where it ended. So items, their order and every later random number are plain's to the bit, as long as an item
+depends on its index and on those generators alone. Some batches (the 1st, 2nd, 4th, 8th ... of a loader) are computed
+here as well and compared. Where the training draws more from step to step, or the items were seen to do what a process
+apart may not (write, print, change the dataset), it is given up for plain, and the run says why.
+
+What the looks do not see goes wrong, as with workers of PyTorch's: a dataset that draws from a generator of its own,
+counts or caches now and then or in large arrays, or writes files. So it is engaged by name alone.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ class Ahead(Lever):
     checks_itself = True
     takes_memory = True
     deals_out_cores = True
+    only_by_name = "a dataset that keeps state, draws from a generator of its own or writes may go wrong"
     conflicts: ClassVar = ("workers", "virtual_workers", "fused_fetch", "sample_store", "read_ahead")
     partners: ClassVar = ("threads",)
 
