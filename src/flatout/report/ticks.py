@@ -46,9 +46,14 @@ def logarithmic(low: float, high: float, most: int = 8) -> list[float]:
 
 
 def ratios(low: float, high: float, most: int) -> list[float]:
-    """Round ratios between two others; 1 is always among them."""
+    """Round ratios between two others; 1 is always among them.
+
+    >>> ratios(0.2, 1.125, 5)
+    [0.2, 0.4, 0.6, 0.8, 1.0]
+    """
     for parts in (20, 10, 5, 2, 1):
         first, last = math.ceil((low - 1) * parts), math.floor((high - 1) * parts)
         if last - first < most:
-            return [1 + number / parts for number in range(first, last + 1)]
+            places = ((parts + number) / parts for number in range(first, last + 1))
+            return [place for place in places if low <= place <= high]  # an end may be missed by a last digit
     return logarithmic(low, high, most)
