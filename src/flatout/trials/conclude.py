@@ -111,8 +111,10 @@ def _input_trial(conduct: Conduct) -> Trial | None:
         (t for t in found if t.outcome not in ("disagrees", "failed")), key=lambda t: t.ratio or 0.0, default=None
     )
     final = conduct.final
-    if best is None or final is None or final.levers == best.levers:
-        return final if best is not None and final is not None else best
+    if best is None or final is None:
+        return best
+    if final.levers == best.levers:
+        return final
     mixed = final.is_won and names & {*final.levers}
     return None if mixed and (best.ratio or 0.0) <= 1 else best
 
