@@ -32,6 +32,7 @@ from flatout.frameworks.pytorch.input.ahead.ahead import refusal  # noqa: E402
 from flatout.frameworks.pytorch.input.ahead.generators import Draws, Movements, Place, skip  # noqa: E402
 from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.seams.trees import digest  # noqa: E402
+from made_ahead import dropout, more, nothing, reseeds, seen, sometimes, three  # noqa: E402
 
 NUM, BATCH = 96, 8
 SETTINGS = {"scale": 1.0}
@@ -106,59 +107,6 @@ class Items(Dataset):
 class AtOnce(Items):
     def __getitems__(self, indices):
         return [(self.x[i] + torch.rand(()), i) for i in indices]
-
-
-def dropout(step):
-    torch.empty(1000).bernoulli_(0.5)
-
-
-def three(step):
-    random.random(), np.random.rand(3), torch.rand(7)
-
-
-def sometimes(step):
-    if step % 5 == 4:
-        torch.rand(3)
-
-
-def more(step):
-    torch.rand(step + 1)
-
-
-def reseeds(step):
-    torch.manual_seed(step)
-
-
-def nothing(step):
-    pass
-
-
-def seen(loader, training=nothing, epochs=3, num=0, stop=None):
-    """Digests of all batches, what was raised, and where the generators stand; `num` processes, or plainly."""
-    owner = Loaders()
-    problems = []
-    owner.on_failure = lambda stage, problem: problems.append(str(problem))
-    torch.manual_seed(1), np.random.seed(2), random.seed(3)
-    owner.install()
-    if num:
-        owner.change({"ahead": num})
-    found, step = [], 0
-    try:
-        for _ in range(epochs):
-            try:
-                for position, batch in enumerate(loader):
-                    found.append(digest(batch))
-                    training(step)
-                    owner.num_steps += 1
-                    step += 1
-                    if stop is not None and position == stop:
-                        break
-            except KeyError as problem:
-                found.append(repr(problem))
-        found += [torch.rand(1).item(), np.random.rand(), random.random()]
-        return found, owner.num_ahead, [*problems, *owner.remarks()]
-    finally:
-        owner.remove()
 
 
 def loader_of(what, **changes):
@@ -266,7 +214,7 @@ def test_an_item_that_raises_does_so_where_it_does_in_plain():
 def test_items_that_change_their_dataset_are_plains_and_it_is_said(what):
     ours, _, problems = seen(loader_of(what), num=2)
     assert ours == seen(loader_of(what))[0]
-    assert len(problems) == 1 and "changes its dataset" in problems[0]
+    assert len(problems) == 1 and "changes `Items." in problems[0]
 
 
 def test_what_items_print_is_printed_once_each(capsys):

@@ -8,6 +8,7 @@ dataset. Out: marks that change with it and with what its code reads, and what i
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import io
 import pickle
@@ -195,16 +196,21 @@ def _parts(value: Any) -> list[Any]:
 
 def read_outside(function: types.FunctionType) -> dict[str, Any]:
     """What a function of the script's finds outside itself: names of its module and of the script's other modules."""
-    names, space = _names(function.__code__), function.__globals__
+    (names, attributes), space = _names(function.__code__), function.__globals__
     found = {name: space[name] for name in names if name in space}
-    for module in [one for one in found.values() if isinstance(one, types.ModuleType) and is_the_scripts(one)]:
-        inside = vars(module)
-        found |= {f"{module.__name__}.{name}": inside[name] for name in names if name in inside}
+    modules = [one for one in found.values() if isinstance(one, types.ModuleType)]
+    for module in modules:
+        if is_the_scripts(module):
+            inside = {name: vars(module)[name] for name in attributes if name in vars(module)}
+            found |= {f"{module.__name__}.{name}": value for name, value in inside.items()}
+            modules += [one for one in inside.values() if isinstance(one, types.ModuleType) and one not in modules]
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return found | {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
 
 
 @functools.lru_cache(maxsize=1024)
-def _names(code: types.CodeType) -> tuple[str, ...]:
-    inner = (name for one in code.co_consts if isinstance(one, types.CodeType) for name in _names(one))
-    return (*code.co_names, *inner)
+def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The names that code finds in its module, and those that it finds in others."""
+    inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    used = {one.argval for one in dis.get_instructions(code) if one.opname.endswith(("_GLOBAL", "_NAME"))}
+    return frozenset(used.union(*(names for names, _ in inner))), frozenset(code.co_names).union(*(n for _, n in inner))

@@ -11,6 +11,7 @@ import contextlib
 import io
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,14 @@ PATIENCE_S = 60.0
 """How long a batch may take before the workers count as hanging, where the script says nothing of it."""
 
 
+def as_no_ones() -> None:
+    """Signals end this process, and a terminal's interruption is the script's: its handlers are not for here."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+
+
 class Process(type(multiprocessing.get_context("fork")).Process):  # type: ignore[misc]
     """A forked process that ends with the script, however that ends."""
 
@@ -47,6 +56,7 @@ class Process(type(multiprocessing.get_context("fork")).Process):  # type: ignor
             lifeline.request()()
             if os.getppid() != self._parent_pid:
                 os._exit(1)
+        as_no_ones()
         super().run()
 
 

@@ -12,6 +12,8 @@ In: the script's own iterator over a loader. Out: its batches.
 from __future__ import annotations
 
 import itertools
+import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +22,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from flatout.frameworks.pytorch.input.ahead.generators import Draws, Movements, Place
 from flatout.frameworks.pytorch.input.ahead.process import Items, Made, Wanted
-from flatout.frameworks.pytorch.input.dataset_state import held_open, marks
+from flatout.frameworks.pytorch.input.ahead.reach import UnknownError
+from flatout.frameworks.pytorch.input.ahead.watch import Watch
 from flatout.frameworks.pytorch.input.plain_iterator import GivenOrder
 from flatout.frameworks.pytorch.input.shuffles import KNOWN, generators_of
 from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
@@ -36,6 +39,9 @@ MOST_MEASURED = 6
 
 READY = 2
 """Batches that each process has ready."""
+
+LEAST_PATIENCE_S, PATIENCE = 10.0, 20
+"""How long a batch is waited for: these seconds, and so many times what one of the slowest that were fetched took."""
 
 
 class AheadOf:
@@ -78,8 +84,10 @@ def refusal(loader: DataLoader[Any]) -> str | None:
         return "its order comes from a sampler of the script's, which would be asked early"
     if start_method() != "fork":
         return f"processes are started by `{start_method()}`, which would not inherit the dataset as it is"
-    if (held := held_open(loader.dataset)) is not None:
-        return f"its dataset holds an open `{held}`, whose position processes would share"
+    try:
+        Watch(loader.dataset, loader.collate_fn)
+    except UnknownError as problem:
+        return f"nobody can say whether its items change something: {problem}"
     return None
 
 
@@ -97,7 +105,8 @@ class Ahead:
         self._loader, self.plain, self._num, self._known = loader, plain, num, known
         self._workers: OurWorkers | None = None
         self._num_given = self._num_measured = 0
-        self._marks: Any = None
+        self._watch: Watch | None = None
+        self._slowest_s = 0.0
         self._draws_order = True
         """Whether the sampler draws with the next batch, so that what that draws is not a batch's alone."""
 
@@ -120,14 +129,14 @@ class Ahead:
         if made is None:
             return self._measured()
         position = self._num_given
-        if made.before is not None and made.before != Place.now():
+        assert self._watch is not None
+        if (name := self._watch.changed()) is not None:
+            return self._miss(f"the script changes `{name}` while a pass is under way")
+        if made.problem:
+            return self._miss(f"its code {made.problem}, which a process apart may not", for_good=True)
+        if made.before is not None and made.before != self._here():
             self._known.movements.batches_differ |= workers._num_workers > 1
             return self._miss("not as many random numbers are drawn from step to step")
-        if self._marks != self._look():
-            return self._miss("the script changes its dataset while a pass is under way")
-        if made.problem:
-            self._known.give_up(f"its code {made.problem}, which a process apart may not")
-            return self._miss(made.problem)
         self._num_given += 1
         self._known.num_made += 1
         if self._known.num_made & (self._known.num_made - 1) == 0:  # the 1st, 2nd, 4th ... is computed here as well
@@ -147,13 +156,15 @@ class Ahead:
                 raise
             if is_interruption(problem):
                 raise
-            self._known.missed(f"a process that makes batches failed: {type(problem).__name__}")
-            self._back()
+            what = "died or hung" if workers._broken else "failed"
+            why = f"a process that makes batches {what}: {type(problem).__name__}"
+            self._thrown_away(why, for_good=workers._broken)
             return None
 
     def _taken(self, made: Made) -> None:
         if made.after is not None:
-            made.after.put()
+            assert self._watch is not None
+            made.after.put(self._watch.generators)
         self._known.taken()
 
     def _compared(self, made: Made, position: int) -> Any:
@@ -161,7 +172,7 @@ class Ahead:
         workers = self._workers
         assert workers is not None
         batch = self._plainly(workers._drawn[position].index)
-        same = made.after is None or made.after == Place.now()
+        same = made.after is None or made.after == self._here()
         if not same or digest(batch) != digest(made.batch):
             self._known.give_up("its items are others in a process apart")
             self._back()
@@ -177,10 +188,19 @@ class Ahead:
         finally:
             self.plain._sampler_iter = rest
 
-    def _miss(self, why: str) -> Any:
-        self._known.missed(why)
-        self._back()
+    def _miss(self, why: str, *, for_good: bool = False) -> Any:
+        self._thrown_away(why, for_good=for_good)
         return self._measured()
+
+    def _thrown_away(self, why: str, *, for_good: bool) -> None:
+        if for_good:
+            self._known.give_up(why)
+        else:
+            self._known.missed(why)
+        self._back()
+
+    def _here(self) -> Place:
+        return Place.now(self._watch.generators if self._watch is not None else ())
 
     # -- plain, measured -----------------------------------------------------------------------------------------
 
@@ -189,11 +209,15 @@ class Ahead:
         known = self._known
         if known.why_not or self._num_measured >= MOST_MEASURED:
             return next(self.plain)
-        before = None if self._draws_order else Place.now()
+        if self._watch is None and not self._is_watched():
+            return next(self.plain)
+        before = None if self._draws_order else self._here()
+        begun_s = time.perf_counter()
         batch = next(self.plain)
+        self._slowest_s = max(self._slowest_s, time.perf_counter() - begun_s)
         self._draws_order = False
         self._num_measured += 1
-        known.movements.saw(before, Place.now())
+        known.movements.saw(before, self._here())
         if known.movements.draws_nothing or known.movements.gap is not None:
             self._begin()
         return batch
@@ -205,13 +229,19 @@ class Ahead:
         movements, loader = self._known.movements, self._loader
         gap = Draws() if movements.draws_nothing else movements.gap
         assert gap is not None
+        if (self._watch is None or self._watch.changed() is not None) and not self._is_watched():
+            return
+        watch = self._watch
+        assert watch is not None
         num = self._num if movements.batch is not None else 1  # nobody can stand behind a batch of unknown draws
-        items = Items(loader.dataset, loader.collate_fn, Place.now(), movements.batch, gap)
+        script = [int(name) for name in os.listdir("/proc/self/fd")], torch.get_num_threads()
+        items = Items(watch, self._here(), movements.batch, gap, script)
         order = (Wanted(number, index) for number, index in enumerate(self.plain._sampler_iter))
         twin = object.__new__(type(loader))
         attributes = twin.__dict__
         attributes.update(vars(loader), dataset=items, collate_fn=items.collate, num_workers=num)
-        attributes.update(prefetch_factor=READY, persistent_workers=False, timeout=0, worker_init_fn=None)
+        attributes.update(prefetch_factor=READY, persistent_workers=False, worker_init_fn=None)
+        attributes.update(timeout=LEAST_PATIENCE_S + PATIENCE * num * self._slowest_s)
         attributes.update(generator=torch.Generator().manual_seed(0), _iterator=None)
         given: Any = GivenOrder(loader._index_sampler, order)
         attributes["batch_sampler" if loader.batch_sampler is not None else "sampler"] = given
@@ -219,10 +249,15 @@ class Ahead:
             self._workers = OurWorkers(twin)
         except (OSError, RuntimeError) as problem:
             self._known.give_up(f"no process could be started: {problem}")
-        self._num_given, self._marks = 0, self._look()
+        self._num_given = 0
 
-    def _look(self) -> Any:
-        return marks(self._loader.dataset, self._loader.collate_fn, closely=False)
+    def _is_watched(self) -> bool:
+        """Look at what its items reach as it is now; whether that is possible."""
+        try:
+            self._watch = Watch(self._loader.dataset, self._loader.collate_fn)
+        except UnknownError as problem:
+            self._known.give_up(str(problem))
+        return self._watch is not None
 
     def _back(self) -> None:
         """Throw away what was made, and have plain go on where the script is."""

@@ -1,15 +1,18 @@
 """Where do the random generators stand that items draw from, how far did they move, and how is one moved as far?
 
 PyTorch's on the CPU, NumPy's and Python's are all MT19937: 624 words and a position among them, which are made anew
-when they are used up. In: nothing, or two places. Out: places, and numbers of 32-bit draws between them.
+when they are used up. A dataset may hold more generators, of any kind. In: nothing, or two places. Out: places, and
+numbers of 32-bit draws between them.
 
 Source: Matsumoto and Nishimura, "Mersenne Twister", ACM TOMACS 8 (1998).
 """
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,22 +48,32 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the generators stand: all of their states, so that equal places draw equal numbers."""
+    """Where the generators stand: all of their states, so that equal places draw equal numbers.
+
+    Attributes:
+        torch: PyTorch's on the CPU.
+        numpy: NumPy's; None where it is not loaded.
+        python: Python's.
+        own: Those that the dataset holds, of any kind.
+    """
 
     torch: bytes
     numpy: tuple[Any, ...] | None
     python: Any
+    own: tuple[bytes, ...] = ()
 
     @classmethod
-    def now(cls) -> Place:
-        """Here."""
+    def now(cls, own: Sequence[Any] = ()) -> Place:
+        """Here; `own`: the generators that the dataset holds."""
         numpy = sys.modules.get("numpy.random")
         drawn = numpy.get_state() if numpy is not None else None
         found = None if drawn is None else (drawn[1].tobytes(), *drawn[2:])
-        return cls(torch.get_rng_state().numpy().tobytes(), found, random.getstate())
+        return cls(torch.get_rng_state().numpy().tobytes(), found, random.getstate(), tuple(map(state_of, own)))
 
-    def put(self) -> None:
+    def put(self, own: Sequence[Any] = ()) -> None:
         """Have the generators stand here."""
+        for generator, state in zip(own, self.own, strict=True):
+            put_back(generator, state)
         torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
         if self.numpy is not None:
             words, *rest = self.numpy
@@ -68,7 +81,9 @@ class Place:
         random.setstate(self.python)
 
     def draws_to(self, later: Place) -> Draws | None:
-        """What was drawn from here to there; None where it was too much, or not drawing alone came there."""
+        """What was drawn from here to there; None where it was too much, or not drawing from those of the process."""
+        if self.own != later.own:
+            return None
         sides = zip(self._twisters(), later._twisters(), strict=True)
         found = [_draws(one, other) for one, other in sides]
         return None if None in found else Draws(*found)  # type: ignore[arg-type]
@@ -85,6 +100,28 @@ class Place:
             found.append((np.frombuffer(self.numpy[0], dtype=np.uint32), self.numpy[1], self.numpy[2:]))
         _, internal, gauss = self.python
         return [*found, (np.array(internal[:-1], dtype=np.uint32), internal[-1], gauss)]
+
+
+def state_of(generator: Any) -> bytes:
+    """Where a random generator stands."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, random.Random):
+        return pickle.dumps(generator.getstate())
+    bits = getattr(generator, "bit_generator", generator)
+    return pickle.dumps(bits.state if hasattr(bits, "state") else bits.get_state(legacy=False))
+
+
+def put_back(generator: Any, state: bytes) -> None:
+    """Have a generator stand there again."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    elif isinstance(generator, random.Random):
+        generator.setstate(pickle.loads(state))
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(pickle.loads(state))
+    else:
+        getattr(generator, "bit_generator", generator).state = pickle.loads(state)
 
 
 def skip(draws: Draws) -> None:
