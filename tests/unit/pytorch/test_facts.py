@@ -1,7 +1,6 @@
 """Do the facts say what the script turned out to do, and is nothing fixed by asking?"""
 
 import sys
-import types
 
 import pytest
 
@@ -13,8 +12,6 @@ np = pytest.importorskip("numpy")
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset  # noqa: E402
 
-from flatout.frameworks.pytorch.input import dataset_state  # noqa: E402
-from flatout.frameworks.pytorch.input.dataset_state import held_open, marks  # noqa: E402
 from flatout.records import trace_file  # noqa: E402
 
 
@@ -211,116 +208,3 @@ def test_asking_fixes_no_start_method():
     )
     done = warm.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert "`spawn`" in done.stdout, done.stderr
-
-
-# -- what a dataset holds ------------------------------------------------------------------------------------------
-
-
-class Thing:
-    def __init__(self, **attributes):
-        self.__dict__.update(attributes)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda d: setattr(d, "epoch", 1),
-        lambda d: d.transform.__dict__.update(size=9),
-        lambda d: d.paths.append("c"),
-        lambda d: d.options.update(flip=False),
-        lambda d: d.weights.add_(1),
-        lambda d: setattr(d, "weights", d.weights.clone()),
-        lambda d: setattr(d, "transform", Thing(size=8)),
-        lambda d: d.inner[0].__dict__.update(fold=2),
-        lambda d: d.items.__setitem__(3, 7.0),
-        lambda d: d.grid[::2].fill(7.0),
-        lambda d: d.shared.numpy().fill(7.0),
-    ],
-)
-def test_a_change_of_a_datasets_attributes_changes_its_marks(change):
-    dataset = Thing(
-        epoch=0, transform=Thing(size=8), paths=["a", "b"], options={"flip": True}, weights=torch.ones(2),
-        inner=[Thing(fold=1)], items=np.zeros(9), grid=np.zeros((4, 6)).T, shared=torch.zeros(3),
-    )  # fmt: skip
-    dataset.itself = dataset
-    before = marks(dataset)
-    assert marks(dataset) == before
-    change(dataset)
-    assert marks(dataset) != before
-
-
-def test_an_array_that_is_too_large_to_read_is_known_by_what_it_is(monkeypatch):
-    monkeypatch.setattr(dataset_state, "MOST_BYTES", 64)
-    dataset = Thing(items=np.zeros(100))
-    before = marks(dataset)
-    dataset.items[0] = 1
-    assert marks(dataset) == before
-    dataset.items = np.zeros(100)
-    assert marks(dataset) != before
-
-
-SETTINGS = {"size": 8}
-LEVEL = 1
-
-
-class Config:
-    level = 1
-
-
-def helper():
-    return SETTINGS["size"]
-
-
-class Reads:
-    def __getitem__(self, k):
-        return k * helper() * LEVEL * Config.level + kinds.LEVEL
-
-
-kinds = types.ModuleType(__name__)
-kinds.LEVEL = 1
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda patch: patch.setitem(SETTINGS, "size", 9),
-        lambda patch: patch.setitem(globals(), "LEVEL", 2),
-        lambda patch: patch.setattr(Config, "level", 2),
-        lambda patch: patch.setattr(kinds, "LEVEL", 2),
-        lambda patch: patch.setattr(Reads, "__getitem__", lambda self, k: 7),
-    ],
-    ids=["a dictionary", "a name", "a class", "a module", "a method"],
-)
-def test_a_change_of_what_a_datasets_code_reads_is_seen(change, monkeypatch):
-    dataset = Reads()
-    before = marks(dataset)
-    assert marks(dataset) == before
-    change(monkeypatch)
-    assert marks(dataset) != before
-
-
-def test_a_large_dataset_is_looked_at_and_not_gone_through():
-    class Counting(list):
-        def __iter__(self):
-            raise AssertionError("gone through")
-
-    marks(Thing(items=Counting(range(10**6)), names={str(k): k for k in range(10**5)}))
-
-
-def test_open_files_and_connections_are_noticed_wherever_they_lie(tmp_path):
-    import io
-    import sqlite3
-    import zipfile
-
-    path = tmp_path / "items.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("a", "b")
-    assert held_open(Thing(path=path, cache=io.BytesIO(b"x"))) is None
-    with path.open("rb") as file:
-        assert held_open(Thing(parts=[{"file": file}])) == "_io.BufferedReader"
-    assert held_open(Thing(file=file)) is None, "closed"
-    with zipfile.ZipFile(path) as archive:
-        assert held_open(Thing(inner=Thing(archive=archive))) == "zipfile.ZipFile"
-    connection = sqlite3.connect(":memory:")
-    assert held_open(Thing(database=connection)) == "sqlite3.Connection"
-    connection.close()

@@ -80,14 +80,9 @@ def test_a_worker_that_is_killed_costs_no_wait(loaders):
     assert len(loaders.problems) == 1 and "exited unexpectedly" in loaders.problems[0]
 
 
-@pytest.mark.parametrize("kind", ["sleeps", "waits for a lock that nobody gives back"])
+@pytest.mark.parametrize("kind", ["sleeps", "waits for what never comes"])
 def test_a_worker_that_hangs_is_given_up(kind, loaders, impatient):
-    held = threading.Lock()
-    held.acquire()
-    acts = {
-        "sleeps": lambda: time.sleep(1000),
-        "waits for a lock that nobody gives back": held.acquire,
-    }
+    acts = {"sleeps": lambda: time.sleep(1000), "waits for what never comes": lambda: threading.Event().wait()}
     begun_s = time.monotonic()
     found = order_of(loader_of(Numbers(acts[kind])))
     assert sorted(found) == list(range(24)) and found == order_of(loader_of(Numbers()))

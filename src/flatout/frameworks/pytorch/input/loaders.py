@@ -13,17 +13,18 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-from flatout.frameworks.pytorch.input.dataset_state import Copies, held_open, keeps_workers
 from flatout.frameworks.pytorch.input.passes import Pass
 from flatout.frameworks.pytorch.input.plain_iterator import Opened
 from flatout.frameworks.pytorch.input.shuffles import draw_seed, drawing_elsewhere, generators_of
 from flatout.frameworks.pytorch.input.worker_settings import (
     IN_PROCESS,
     WORKER_ATTRIBUTES,
+    keeps_workers,
     needs_workers,
     usable,
     wanted,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from flatout.frameworks.pytorch.input.ahead.ahead import AheadOf
     from flatout.frameworks.pytorch.input.items.parts import InputParts
     from flatout.frameworks.pytorch.input.transfer.transfer import Transfer
+    from flatout.frameworks.pytorch.input.watch import Watch
     from flatout.frameworks.pytorch.input.worker_check import Checks
 
 
@@ -57,7 +59,7 @@ class Loaders:
         self.reopen = False
         """Whether training passes that are under way open again when `settings` change (in a trial)."""
         self.studies = False
-        self.replayed: weakref.WeakKeyDictionary[DataLoader[Any], Any] | None = None
+        self.replayed: WeakKeyDictionary[DataLoader[Any], Any] | None = None
         """The batch that each loader gives again and again; None where they give what they have."""
         self.on_pass_end: Callable[[], None] | None = None
         """Told when a pass with whose batches steps were made is over."""
@@ -77,20 +79,20 @@ class Loaders:
         self._transfer: Transfer | None = None
         self._pid = os.getpid()
         self._patch: Patch | None = None
-        self._training: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
+        self._training: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
         """For each loader that feeds the training: batches used since a step, and that step."""
-        self._batch_bytes: weakref.WeakKeyDictionary[DataLoader[Any], int | None] = weakref.WeakKeyDictionary()
+        self._batch_bytes: WeakKeyDictionary[DataLoader[Any], int | None] = WeakKeyDictionary()
         self._others: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
         """Loaders of which a pass ended without a step."""
         self._refused: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
         """Loaders that failed under other settings."""
-        self._kept: weakref.WeakKeyDictionary[DataLoader[Any], Opened] = weakref.WeakKeyDictionary()
-        self._seeds: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[DataLoader[Any], Opened] = WeakKeyDictionary()
+        self._seeds: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
         """Loaders whose workers the script keeps between passes: the seed of the latest workers."""
-        self._copies = Copies()
-        self._known_ahead: weakref.WeakKeyDictionary[DataLoader[Any], AheadOf] = weakref.WeakKeyDictionary()
+        self._copied: WeakKeyDictionary[DataLoader[Any], Watch] = WeakKeyDictionary()
+        self._known_ahead: WeakKeyDictionary[DataLoader[Any], AheadOf] = WeakKeyDictionary()
         self.said: dict[str, None] = {}
-        self.checks: weakref.WeakKeyDictionary[DataLoader[Any], Checks] = weakref.WeakKeyDictionary()
+        self.checks: WeakKeyDictionary[DataLoader[Any], Checks] = WeakKeyDictionary()
 
     def install(self) -> None:
         """Replace `DataLoader.__iter__`."""
@@ -204,9 +206,19 @@ class Loaders:
             and loader.multiprocessing_context is None
             and getattr(loader, "in_order", True)  # otherwise nobody knows which batches were given when one breaks
             and not isinstance(loader.dataset, IterableDataset)
-            and held_open(loader.dataset) is None
             and not generators_of(loader)  # which workers would move further than the script has got
+            and self._may_be_copied(loader)
         )
+
+    def _may_be_copied(self, loader: DataLoader[Any]) -> bool:
+        from flatout.frameworks.pytorch.input.reach import held_apart
+
+        return held_apart(loader.dataset) is None
+
+    def _check_copy(self, loader: DataLoader[Any]) -> None:
+        from flatout.frameworks.pytorch.input.watch import check_copy
+
+        check_copy(self._copied, loader)
 
     def may_open(self, loader: DataLoader[Any]) -> bool:
         """Whether the loader opens its passes as PyTorch's does, and in this process."""
@@ -217,7 +229,7 @@ class Loaders:
 
     def replay(self, engaged: bool) -> None:
         """Have each loader that feeds the training give one batch again and again, or what it has."""
-        self.replayed = weakref.WeakKeyDictionary() if engaged else None
+        self.replayed = WeakKeyDictionary() if engaged else None
 
     def replays(self, loader: DataLoader[Any]) -> bool:
         """Whether the loader gives one batch again and again."""
@@ -330,7 +342,7 @@ class Loaders:
         """A pass as the script makes it."""
         if keeps_workers(loader) and loader not in self._refused and getattr(loader, "_iterator", None) is None:
             try:
-                self._copies.check(loader)
+                self._check_copy(loader)
             except RuntimeError as problem:
                 self.refuse(loader, "engage", problem)
         original = self._patch.original if self._patch is not None else DataLoader.__iter__
@@ -365,7 +377,7 @@ class Loaders:
     def _start(self, loader: DataLoader[Any], settings: Mapping[str, Any], before: RandomStates) -> Opened:
         kept = self._kept.pop(loader, None)
         if kept is None and keeps_workers(loader):
-            self._copies.check(loader)
+            self._check_copy(loader)
         former = {name: getattr(loader, name) for name in WORKER_ATTRIBUTES}
         try:
             with self._drawing_as_plain(loader) as draws:

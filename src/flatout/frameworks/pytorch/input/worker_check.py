@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.frameworks.pytorch.input.dataset_state import keeps_workers
 from flatout.frameworks.pytorch.input.items.fused import SetAsideError
 from flatout.frameworks.pytorch.input.plain_iterator import Opened
 from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
+from flatout.frameworks.pytorch.input.worker_settings import keeps_workers
 from flatout.frameworks.pytorch.seams.trees import digest
 
 RANDOM = "items of `{}` draw random numbers, and workers draw others than plain does: class statistical"

@@ -36,6 +36,11 @@ def start_method(loader: DataLoader[Any] | None = None) -> str:
     return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
+def keeps_workers(loader: DataLoader[Any]) -> bool:
+    """Whether the script has workers that stay from one pass to the next."""
+    return bool(loader.persistent_workers and loader.num_workers)
+
+
 def usable(settings: Mapping[str, Any], loader: Any) -> dict[str, Any]:
     """The settings without those that a loader cannot have.
 

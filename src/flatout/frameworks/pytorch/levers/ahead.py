@@ -2,13 +2,14 @@
 
 Each process stands where the script's random generators will stand when it asks for a batch, by how far a batch and the
 training between two were seen to move them; a batch is taken only where they really stand there, and then they are
-moved to where it ended. So items, their order and every later random number are plain's to the bit, as long as an item
-depends on its index and on those generators alone. Some batches (the 1st, 2nd, 4th, 8th ... of a loader) are computed
-here as well and compared. Where the training draws more from step to step, or the items were seen to do what a process
-apart may not (write, print, change the dataset), it is given up for plain, and the run says why.
+moved to where it ended. So items, their order and every later random number are plain's to the bit. All that an item's
+code reaches is compared with each batch, here and there; what it does besides (write, print, call a program) is stopped
+before it is done, and the batch is fetched plainly. A loader that reaches something of which nobody can say whether
+items change it (a lock, a connection, an open file, an object of a library in C) is refused by name. Some batches (the
+1st, 2nd, 4th, 8th ... of a loader) are computed here as well and compared.
 
-What the looks do not see goes wrong, as with workers of PyTorch's: a dataset that draws from a generator of its own,
-counts or caches now and then or in large arrays, or writes files. So it is engaged by name alone.
+What nobody sees: files that the training changes while items read them, the time of day, and what the training writes
+in mid-pass into an array of NumPy's above 4 MiB that the dataset holds.
 """
 
 from __future__ import annotations
@@ -42,7 +43,6 @@ class Ahead(Lever):
     checks_itself = True
     takes_memory = True
     deals_out_cores = True
-    only_by_name = "a dataset that keeps state, draws from a generator of its own or writes may go wrong"
     conflicts: ClassVar = ("workers", "virtual_workers", "fused_fetch", "sample_store", "read_ahead")
     partners: ClassVar = ("threads",)
 

@@ -22,10 +22,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from flatout.frameworks.pytorch.input.ahead.generators import Draws, Movements, Place
 from flatout.frameworks.pytorch.input.ahead.process import Items, Made, Wanted
-from flatout.frameworks.pytorch.input.ahead.reach import UnknownError
-from flatout.frameworks.pytorch.input.ahead.watch import Watch
 from flatout.frameworks.pytorch.input.plain_iterator import GivenOrder
+from flatout.frameworks.pytorch.input.reach import UnknownError
 from flatout.frameworks.pytorch.input.shuffles import KNOWN, generators_of
+from flatout.frameworks.pytorch.input.watch import Watch
 from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
 from flatout.frameworks.pytorch.input.worker_settings import start_method
 from flatout.frameworks.pytorch.seams.trees import digest

@@ -16,7 +16,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from flatout.frameworks.pytorch.input.ahead.acts import Acts
 from flatout.frameworks.pytorch.input.ahead.generators import Draws, Place, skip
-from flatout.frameworks.pytorch.input.ahead.watch import Watch
+from flatout.frameworks.pytorch.input.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)

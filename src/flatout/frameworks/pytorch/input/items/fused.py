@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader, Subset, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from flatout.frameworks.pytorch.input.dataset_state import read_outside
 from flatout.frameworks.pytorch.input.items.draws import skip
 from flatout.frameworks.pytorch.input.items.program import Program
 from flatout.frameworks.pytorch.input.items.reading import Unread, read
 from flatout.frameworks.pytorch.input.items.rows import OneThread, Rows, Unvectorised, collated
 from flatout.frameworks.pytorch.input.items.shadow import Shadow
+from flatout.frameworks.pytorch.input.reach import read_outside
 from flatout.frameworks.pytorch.input.worker_settings import KEPT_WORKERS, start_method
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.script_code import is_the_scripts

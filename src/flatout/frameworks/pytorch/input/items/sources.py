@@ -8,13 +8,15 @@ Out: marks, to be compared with former ones.
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 import types
+import zlib
 from typing import Any
 
 import numpy as np
 import torch
 
-from flatout.frameworks.pytorch.input.dataset_state import mark
 from flatout.frameworks.pytorch.input.items import vision
 from flatout.frameworks.pytorch.input.items.program import Program, Slot, straight_line
 from flatout.frameworks.pytorch.input.items.rows import Unvectorised
@@ -23,6 +25,14 @@ MOST_BYTES = 2**16
 """Of an array that all items share: it is compared with each batch."""
 
 MOST_PARTS = 64
+
+MOST_READ_BYTES = 256 * 2**20
+"""Of an array whose bytes are read with each pass (some 0.1 s)."""
+
+MOST_ITEMS = 1_000_000
+"""Of a list that is gone through with each pass (some 0.1 s)."""
+
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 _VALUES = (
     *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, type, torch.dtype, torch.Size),
@@ -49,7 +59,7 @@ class Sources:
     def contents(self, dataset: Any) -> list[Any]:
         """The same of what is in arrays and lists, as far as they can be read."""
         containers, _ = self._share(dataset, None)
-        return [mark(one, closely=True) for one in containers if type(one) is not torch.Tensor]
+        return [_content(one) for one in containers if type(one) is not torch.Tensor]
 
 
 class _This:
@@ -101,3 +111,43 @@ def state_of(value: Any) -> Any:
     if known is not None:
         return kind, tuple([state_of(getattr(value, name)) for name in known.attributes])
     raise Unvectorised(f"items depend on a `{kind.__name__}`, which may change and not be seen to")
+
+
+def _content(value: Any) -> Any:
+    """What differs when a list or an array is another, or was changed."""
+    if isinstance(value, np.ndarray):
+        return id(value), value.shape, None if _is_of_bytes(value) else _checksum(value)
+    found = None
+    if len(value) <= MOST_ITEMS:
+        with contextlib.suppress(Exception):  # objects of the script's own may raise anything, or have no hash
+            found = _of_values(value)
+    return type(value).__name__, len(value), found
+
+
+def _is_of_bytes(array: Any) -> bool:
+    """Whether nobody can write into an array: what it lies in are bytes of Python's."""
+    while array is not None and not array.flags.writeable:
+        array = array.base
+        if isinstance(array, bytes):
+            return True
+        if not hasattr(array, "flags"):
+            return False
+    return False
+
+
+def _of_values(value: Any) -> int:
+    """A number that changes with what a container holds."""
+    values = tuple(value.items() if isinstance(value, dict) else value)
+    return zlib.crc32(pickle.dumps(values)) if _is_plain(values) else hash(values)  # which takes -1 for -2, 1 for 1.0
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a simple value, or a tuple or list of such, as paths with their labels are."""
+    return type(value) in _SIMPLE or (type(value) in (tuple, list) and all(map(_is_plain, value)))
+
+
+def _checksum(array: Any) -> int | None:
+    """A number that changes with the bytes of an array; none where that is too large."""
+    if array.dtype.hasobject or array.nbytes > MOST_READ_BYTES:
+        return None
+    return zlib.crc32(array if array.flags.c_contiguous else array.tobytes())

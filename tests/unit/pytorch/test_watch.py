@@ -8,8 +8,10 @@ import multiprocessing
 import os
 import random
 import sqlite3
+import sys
 import threading
 import types
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,12 +20,13 @@ torch = pytest.importorskip("torch")
 import numpy as np  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, default_collate  # noqa: E402
 
-from flatout.frameworks.pytorch.input.ahead.reach import UnknownError  # noqa: E402
-from flatout.frameworks.pytorch.input.ahead.watch import Watch  # noqa: E402
+from flatout.frameworks.pytorch.input.reach import UnknownError, held_apart, read_outside  # noqa: E402
+from flatout.frameworks.pytorch.input.watch import Watch  # noqa: E402
 from made_ahead import dropout, nothing, seen  # noqa: E402
 
 NUM, BATCH = 96, 8
 LOG = logging.getLogger("items")
+LOCKED = threading.Lock()
 
 
 class Thing(types.SimpleNamespace):
@@ -105,13 +108,75 @@ def test_whatever_changes_is_seen(thing, change):
     [
         threading.Lock, threading.local, itertools.count, lambda: iter([1]), lambda: (k for k in [1]),
         lambda: ThreadPoolExecutor(1), lambda: multiprocessing.Value("i", 0), lambda: sqlite3.connect(":memory:"),
-        lambda: open(os.devnull), lambda: random.SystemRandom(), lambda: torch.zeros(2, device="meta"),
+        lambda: sys.stderr.buffer, lambda: random.SystemRandom(), lambda: torch.zeros(2, device="meta"),
         lambda: [threading.RLock()], lambda: {"a": (1, itertools.cycle([2]))}, lambda: memoryview(b"x"),
     ],
 )  # fmt: skip
 def test_what_nobody_can_say_of_is_refused(make):
     with pytest.raises(UnknownError):
         Watch(Thing(thing=make()), default_collate)
+
+
+SETTINGS = {"size": 8}
+LEVEL = 1
+
+
+class Config:
+    level = 1
+
+
+def helper():
+    return SETTINGS["size"]
+
+
+class Reads:
+    def __getitem__(self, k):
+        return k * helper() * LEVEL * Config.level + kinds.LEVEL
+
+
+kinds = types.ModuleType(__name__)
+kinds.LEVEL = 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch: patch.setitem(SETTINGS, "size", 9),
+        lambda patch: patch.setitem(globals(), "LEVEL", 2),
+        lambda patch: patch.setattr(Config, "level", 2),
+        lambda patch: patch.setattr(kinds, "LEVEL", 2),
+        lambda patch: patch.setattr(Reads, "__getitem__", lambda self, k: 7),
+    ],
+    ids=["a dictionary", "a name", "a class", "a module", "a method"],
+)
+def test_a_change_of_what_a_datasets_code_reads_is_seen(change, monkeypatch):
+    dataset = Reads()
+    watch = Watch(dataset)
+    assert watch.changed() is None
+    change(monkeypatch)
+    assert watch.changed()
+
+
+def test_names_of_attributes_are_not_taken_for_those_of_the_module():
+    def reads(i):
+        return i.LOCKED
+
+    assert "LOCKED" not in read_outside(reads)
+    Watch(Thing(reads=reads))
+
+
+def test_what_workers_would_not_have_as_it_is_is_noticed_wherever_it_lies(tmp_path):
+    path = tmp_path / "items.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", "b")
+    assert held_apart(Thing(path=path, many=[{"id": k} for k in range(20_000)])) is None
+    with path.open("rb") as file:
+        assert "_io.BufferedReader" in held_apart(Thing(parts=[{"file": file}]))
+    with zipfile.ZipFile(path) as archive:
+        assert held_apart(Thing(inner=Thing(archive=archive)))
+    connection = sqlite3.connect(":memory:")
+    assert "sqlite3.Connection" in held_apart(Thing(database=connection))
+    connection.close()
 
 
 def test_more_than_can_be_watched_is_refused():

@@ -10,8 +10,10 @@ from __future__ import annotations
 import collections
 import datetime
 import decimal
+import dis
 import enum
 import functools
+import io
 import itertools
 import logging
 import operator
@@ -26,7 +28,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.frameworks.pytorch.input.dataset_state import read_outside
 from flatout.frameworks.pytorch.seams.script_code import is_the_scripts
 
 MOST_LOOKED_AT = 200_000
@@ -56,6 +57,21 @@ class UnknownError(Exception):
     """Something is reached of which nobody can say whether items change it."""
 
 
+class TooManyError(UnknownError):
+    """It would take too long."""
+
+
+def held_apart(dataset: Any) -> str | None:
+    """What a dataset holds that a process of its own would not have as it is, or would move; None where nothing."""
+    try:
+        reached(dataset)
+    except TooManyError:
+        return None
+    except UnknownError as problem:
+        return str(problem)
+    return None
+
+
 def reached(*things: Any) -> list[tuple[Any, str]]:
     """All that can change and is reached from here, with its name.
 
@@ -71,7 +87,7 @@ def reached(*things: Any) -> list[tuple[Any, str]]:
             continue
         seen[id(one)] = one
         if len(seen) > MOST_LOOKED_AT or len(found) > MOST_WATCHED:
-            raise UnknownError("it holds more objects than can be watched")
+            raise TooManyError("it holds more objects than can be watched")
         waiting += _parts(one, name)
         if not isinstance(one, tuple | frozenset) or attributes_of(one):
             found.append((one, name))
@@ -87,6 +103,8 @@ def is_simple(value: Any) -> bool:
         or any(value is one for one in _OF_THE_PROCESS)
     ):
         return True
+    if issubclass(kind, io.IOBase):
+        return bool(value.closed)
     if issubclass(kind, type):
         return not is_the_scripts(value)
     if kind is types.BuiltinFunctionType:
@@ -198,3 +216,25 @@ def _holds_more(kind: type) -> bool:
     word = object.__basicsize__ // 2
     num_words = 2 + len(slots) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
     return kind.__basicsize__ > num_words * word or kind.__itemsize__ > 0
+
+
+def read_outside(function: types.FunctionType) -> dict[str, Any]:
+    """What a function of the script's finds outside itself: names of its module and of the script's other modules."""
+    (names, attributes), space = _names(function.__code__), function.__globals__
+    found = {name: space[name] for name in names if name in space}
+    modules = [one for one in found.values() if isinstance(one, types.ModuleType)]
+    for module in modules:
+        if is_the_scripts(module):
+            inside = {name: vars(module)[name] for name in attributes if name in vars(module)}
+            found |= {f"{module.__name__}.{name}": value for name, value in inside.items()}
+            modules += [one for one in inside.values() if isinstance(one, types.ModuleType) and one not in modules]
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return found | {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
+
+
+@functools.lru_cache(maxsize=1024)
+def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The names that code finds in its module, and those that it finds in others."""
+    inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    used = {one.argval for one in dis.get_instructions(code) if one.opname.endswith(("_GLOBAL", "_NAME"))}
+    return frozenset(used.union(*(names for names, _ in inner))), frozenset(code.co_names).union(*(n for _, n in inner))

@@ -12,14 +12,15 @@ import mmap
 import operator
 import types
 import zlib
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.input.ahead.generators import state_of
-from flatout.frameworks.pytorch.input.ahead.reach import (
+from flatout.frameworks.pytorch.input.reach import (
     CONTAINERS,
     GENERATORS,
     SIMPLE,
@@ -34,7 +35,10 @@ FEW_BYTES = 64 * 2**10
 """Of an array: read at each batch, some 0.02 ms. In a process that makes batches nobody can write into larger ones."""
 
 MANY_BYTES = 4 * 2**20
-"""Of an array of NumPy's: read at each batch in the script's process, some 0.4 ms; larger ones when a pass ends."""
+"""Of an array of NumPy's: read at each batch in the script's process, some 0.4 ms; larger ones only when asked to."""
+
+MOST_BYTES = 256 * 2**20
+"""Of an array that is read when asked to, some 0.1 s."""
 
 
 class Watch:
@@ -56,7 +60,7 @@ class Watch:
             raise UnknownError(f"a random generator of its own does not say where it stands: {problem}") from problem
         found = [(one, name) for one, name in found if not isinstance(one, GENERATORS)]
         self._kept = [_Kept(one, name, MANY_BYTES) for one, name in found]
-        self._large = [one for one, _ in found if _num_bytes(one) > MANY_BYTES]
+        self._large = [one for one, _ in found if MANY_BYTES < _num_bytes(one) <= MOST_BYTES]
         self._sums: list[int] = []
         self._edges: list[tuple[int, int, bytes]] = []
 
@@ -171,3 +175,17 @@ def _extent(one: Any) -> tuple[int, int]:
 def _memory(one: Any) -> Any:
     start, end = _extent(one)
     return (ctypes.c_char * (end - start)).from_address(start)
+
+
+def check_copy(begun: MutableMapping[DataLoader[Any], Watch], loader: DataLoader[Any]) -> None:
+    """Workers begin that work on a copy of the dataset as it was when the first of them began.
+
+    Raises:
+        RuntimeError: It is not so any more, or nobody can say.
+    """
+    try:
+        watch = begun.get(loader) or begun.setdefault(loader, Watch(loader.dataset))
+    except UnknownError as problem:
+        raise RuntimeError(str(problem)) from problem
+    if (name := watch.changed()) is not None or not watch.sum_up():
+        raise RuntimeError(f"`{name or 'an array'}` has changed since the workers began that the script keeps")
