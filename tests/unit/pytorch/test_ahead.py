@@ -307,22 +307,25 @@ def test_a_place_that_drawing_does_not_reach_has_no_number():
     assert here.draws_to(Place.now()) is None and later.draws_to(here) is None
 
 
-def test_movements_are_known_when_two_in_a_row_are_alike():
+def test_movements_are_known_at_once_and_after_a_miss_when_two_in_a_row_are_alike():
     known = Movements()
-    known.saw(None, Place.now())
-    for num in (3, 3, 4):
-        assert known.batch is None and known.gap is None
+
+    def saw(num):
         skip(Draws(torch=7))
         before = Place.now()
         skip(Draws(python=num))
         known.saw(before, Place.now())
-        if num == 3 and known.batch is not None:
-            assert (known.batch, known.gap) == (Draws(python=3), Draws(torch=7))
-            break
-    skip(Draws(torch=7))
-    before = Place.now()
-    skip(Draws(python=9))
-    known.saw(before, Place.now())
+
+    known.saw(None, Place.now())
+    assert known.batch is None and known.gap is None
+    saw(3)
+    assert (known.batch, known.gap) == (Draws(python=3), Draws(torch=7))
+    known.forget()
+    saw(3)
+    assert known.batch is None and known.gap is None
+    saw(3)
+    assert known.batch == Draws(python=3) and known.gap is None, "whose first was not seen"
+    saw(4)
     assert known.batch is None and known.gap == Draws(torch=7) and not known.draws_nothing
 
 

@@ -66,8 +66,9 @@ class AheadOf:
         self._owner.said[f"batches are left to plain instead of made ahead: {self.why_not}"] = None
 
     def taken(self) -> None:
-        """A batch that was made ahead is the script's."""
+        """A batch that was made ahead is the script's, or the same as plain's."""
         self._owner.num_ahead += 1
+        self.num_made += 1
         self.num_misses = 0
 
 
@@ -124,24 +125,21 @@ class Ahead:
     def __next__(self) -> Any:
         if self._workers is None:
             return self._measured()
-        workers = self._workers
+        workers, known = self._workers, self._known
+        is_due = known.num_made & (known.num_made + 1) == 0  # the 1st, 2nd, 4th, 8th ... of all
+        if is_due and self._num_given < len(workers._drawn):
+            return self._compared(workers)
         made = self._next_made(workers)
         if made is None:
             return self._measured()
-        position = self._num_given
-        assert self._watch is not None
-        if (name := self._watch.changed()) is not None:
-            return self._miss(f"the script changes `{name}` while a pass is under way")
-        if made.problem:
-            return self._miss(f"its code {made.problem}, which a process apart may not", for_good=True)
-        if made.before is not None and made.before != self._here():
-            self._known.movements.batches_differ |= workers._num_workers > 1
-            return self._miss("not as many random numbers are drawn from step to step")
+        if not self._is_plains(made, self._here()):
+            self._back()
+            return self._measured()
+        if made.after is not None:
+            assert self._watch is not None
+            made.after.put(self._watch.generators)
         self._num_given += 1
-        self._known.num_made += 1
-        if self._known.num_made & (self._known.num_made - 1) == 0:  # the 1st, 2nd, 4th ... is computed here as well
-            return self._compared(made, position)
-        self._taken(made)
+        known.taken()
         self.plain._num_yielded += 1
         return made.batch
 
@@ -158,22 +156,58 @@ class Ahead:
                 raise
             what = "died or hung" if workers._broken else "failed"
             why = f"a process that makes batches {what}: {type(problem).__name__}"
-            self._thrown_away(why, for_good=workers._broken)
+            (self._known.give_up if workers._broken else self._known.missed)(why)
+            self._back()
             return None
 
-    def _taken(self, made: Made) -> None:
-        if made.after is not None:
-            assert self._watch is not None
-            made.after.put(self._watch.generators)
-        self._known.taken()
+    def _is_plains(self, made: Made, before: Place) -> bool:
+        """Whether it was made of the dataset as it is, and from where the generators stand."""
+        known = self._known
+        assert self._workers is not None
+        if self._is_changed():
+            return False
+        if made.problem:
+            known.give_up(f"its code {made.problem}, which a process apart may not")
+        elif made.before is not None and made.before != before:
+            known.movements.batches_differ |= self._workers._num_workers > 1
+            known.missed("not as many random numbers are drawn from step to step")
+        else:
+            return True
+        return False
 
-    def _compared(self, made: Made, position: int) -> Any:
-        """The batch as plain computes it, which the one that was made must be."""
-        workers = self._workers
-        assert workers is not None
-        batch = self._plainly(workers._drawn[position].index)
-        same = made.after is None or made.after == self._here()
-        if not same or digest(batch) != digest(made.batch):
+    def _is_changed(self, *, by_items: bool = False) -> bool:
+        """Whether something that items reach is not as it was when the processes began."""
+        assert self._watch is not None
+        name = self._watch.changed()
+        if name is not None and by_items:
+            self._known.give_up(f"its code changes `{name}`, which a process apart may not")
+        elif name is not None:
+            self._known.missed(f"the script changes `{name}` while a pass is under way")
+        return name is not None
+
+    def _compared(self, workers: OurWorkers) -> Any:
+        """The batch as plain computes it, while it is made ahead as well: both must be the same."""
+        if self._is_changed():
+            self._back()
+            return self._measured()
+        before = self._here()
+        self._num_given += 1
+        try:
+            batch = self._plainly(workers._drawn[self._num_given - 1].index)
+        except BaseException:
+            self._back()
+            raise
+        if self._is_changed(by_items=True):
+            self._back()
+            return batch
+        made = self._next_made(workers)
+        if made is None:
+            return batch
+        if not self._is_plains(made, before):
+            self._back()
+            return batch
+        after = self._here()
+        if (made.after or before) != after or digest(batch) != digest(made.batch):
             self._known.give_up("its items are others in a process apart")
             self._back()
         else:
@@ -187,17 +221,6 @@ class Ahead:
             return next(self.plain)
         finally:
             self.plain._sampler_iter = rest
-
-    def _miss(self, why: str, *, for_good: bool = False) -> Any:
-        self._thrown_away(why, for_good=for_good)
-        return self._measured()
-
-    def _thrown_away(self, why: str, *, for_good: bool) -> None:
-        if for_good:
-            self._known.give_up(why)
-        else:
-            self._known.missed(why)
-        self._back()
 
     def _here(self) -> Place:
         return Place.now(self._watch.generators if self._watch is not None else ())

@@ -172,6 +172,7 @@ class Movements:
         self._after: Place | None = None
         self._batches: list[Draws | None] = []
         self._gaps: list[Draws | None] = []
+        self._num_needed = 1
         self.batches_differ = False
         """Whether two batches were seen to draw other numbers, however alike those are that were seen last."""
 
@@ -184,21 +185,24 @@ class Movements:
         self._after = after
 
     def forget(self) -> None:
-        """What was seen did not hold."""
-        self._after, self._batches, self._gaps = None, [], []
+        """What was seen did not hold: from now on two in a row have to be alike."""
+        self._after, self._batches, self._gaps, self._num_needed = None, [], [], 2
 
     @property
     def batch(self) -> Draws | None:
         """Of a batch; None where two differ, or nobody knows."""
-        alike = len(self._batches) == 2 and self._batches[0] == self._batches[1]
-        return self._batches[0] if alike and not self.batches_differ else None
+        return None if self.batches_differ else self._alike(self._batches)
 
     @property
     def gap(self) -> Draws | None:
         """Of the training between two."""
-        return self._gaps[0] if len(self._gaps) == 2 and self._gaps[0] == self._gaps[1] else None
+        return self._alike(self._gaps)
 
     @property
     def draws_nothing(self) -> bool:
         """Whether items draw no random number: then it does not matter what the training draws."""
         return self.batch == Draws()
+
+    def _alike(self, seen: list[Draws | None]) -> Draws | None:
+        last = seen[-self._num_needed :]
+        return last[0] if len(last) == self._num_needed and all(one == last[0] for one in last) else None
