@@ -307,14 +307,14 @@ class Observer:
 
         def push(phase: str) -> None:
             pushed(phase)
-            recorder.note(self.clock.top)
+            recorder.note(self.clock.top, self.clock.last)
 
         def pop(phase: str, *, base: str | None = None) -> None:
             popped(phase, base=base)
-            recorder.note(self.clock.top)
+            recorder.note(self.clock.top, self.clock.last)
 
         self.push, self.pop = push, pop
-        recorder.note(self.clock.top)
+        recorder.note(self.clock.top, self.clock.last)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class Observer:
         if self._reads is not None:
             self._reads.end_step(self._evaluated_until_s)
         if self._profile is not None:
-            self._profile.end_step()
+            self._profile.end_step(self.clock.last)
         self._forget()
         if self.device_clock is not None:
             self._on_device(self.device_clock.end_step, "recorder" if self.is_deep else self.clock.top)

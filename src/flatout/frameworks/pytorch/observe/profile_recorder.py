@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -93,18 +92,11 @@ class ProfileRecorder:
     Args:
         where: The device that trains.
         on_failure: Told where noting fails; training goes on.
-        now: The clock, in seconds.
     """
 
-    def __init__(
-        self,
-        where: torch.device,
-        on_failure: Callable[[str, BaseException], None] | None = None,
-        now: Callable[[], float] = perf_counter,
-    ) -> None:
+    def __init__(self, where: torch.device, on_failure: Callable[[str, BaseException], None] | None = None) -> None:
         self._where = where
         self._on_failure = on_failure
-        self._now = now
         self._kineto: Kineto | None = None
         self._marks_s: list[float] = []
         self._phases: list[tuple[float, str]] = []
@@ -117,18 +109,19 @@ class ProfileRecorder:
         except Exception as problem:  # noqa: BLE001  training goes on unprofiled
             self._fail(problem)
 
-    def note(self, phase: str) -> None:
-        """From here on Python is in that phase."""
+    def note(self, phase: str, at_s: float) -> None:
+        """From a moment of `time.perf_counter` on Python is in that phase."""
         if self._kineto is not None:
-            self._phases.append((self._now(), phase))
+            self._phases.append((at_s, phase.partition(": ")[0]))
 
-    def end_step(self) -> None:
-        """A step has ended."""
+    def end_step(self, at_s: float) -> None:
+        """A step has ended; what follows is ours, until another phase is noted."""
         if self._kineto is None:
             return
         try:
-            self._marks_s.append(self._now())
+            self._marks_s.append(at_s)
             self._kineto.mark()
+            self.note("recorder", at_s)
         except Exception as problem:  # noqa: BLE001
             self._fail(problem)
 
@@ -160,8 +153,7 @@ class ProfileRecorder:
             raise RuntimeError(f"the profiler has seen {len(seen)} of {len(self._marks_s)} ends of steps")
         stood_s, zero_ns = self._marks_s[0], seen[0].start_ns()
         shift_ns = statistics.median(
-            event.start_ns() - zero_ns - 1e9 * (at_s - stood_s)
-            for event, at_s in zip(seen, self._marks_s, strict=True)
+            event.start_ns() - zero_ns - 1e9 * (at_s - stood_s) for event, at_s in zip(seen, self._marks_s, strict=True)
         )
         ends_ns = tuple(event.start_ns() - zero_ns for event in seen)
         spans = [*spans_of(events, zero_ns, seen[0].start_thread_id(), on_device=devices.has_queue(self._where))]
