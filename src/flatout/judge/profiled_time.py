@@ -153,7 +153,7 @@ def profiled_time(
         return None
     mean = 1e-9 / profile.num_steps
     step_s, busy_s = (end - begin) * mean, busy * mean
-    parts = [_part(name, calls, mean, step_s, device) for name, calls in times.items()]
+    parts = [_part(name, calls, profile.num_steps, step_s, device) for name, calls in times.items()]
     cores_s = math.fsum(part.seconds for part in parts if part.tensor_cores)
     parts = _under_limits(parts, _least_s(census, ceilings, arithmetic))
     return ProfiledTime(
@@ -387,13 +387,13 @@ def counted_as(operator: str) -> str:
     return name
 
 
-def _part(name: str, calls: Sequence[Call], mean: float, step_s: float, device: bool) -> Part:
-    seconds = sum(lasted for lasted, _ in calls) * mean
+def _part(name: str, calls: Sequence[Call], num_steps: int, step_s: float, device: bool) -> Part:
+    seconds = sum(lasted for lasted, _ in calls) * 1e-9 / num_steps
     by: Counter[str] = Counter()
     for lasted, operator in calls:
         by[operator] += lasted
     return Part(
-        name=name, calls=len(calls) * mean * 1e9, seconds=seconds, share=seconds / step_s,
+        name=name, calls=len(calls) / num_steps, seconds=seconds, share=seconds / step_s,
         operator=by.most_common(1)[0][0], tensor_cores=on_tensor_cores(name) if device else None,
     )  # fmt: skip
 

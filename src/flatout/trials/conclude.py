@@ -48,7 +48,7 @@ def result_of(conduct: Conduct) -> Result:
         baseline_spread_fraction=summary.spread_fraction if summary.num > 1 else float("nan"),
         baseline_window_step_s=baseline, verdict=_verdict(conduct, won), tuned_steps_per_s=speeds[1],
         tuning_s=conduct.budget.spent_s, ceilings=conduct.plain.ceilings, census=conduct.plain.census,
-        reads=conduct.plain.reads, tuned_anatomy=conduct.tuned_anatomy, trials=tuple(conduct.trials),
+        reads=conduct.plain.reads, profiled=conduct.plain.profiled, tuned_anatomy=conduct.tuned_anatomy, trials=tuple(conduct.trials),
         untried=tuple(conduct.untried), remeasured=conduct.final, input_trial=_input_trial(conduct),
         break_even_steps=math.ceil(conduct.budget.spent_s / saved_s) if saved_s > 0 else None,
         steps_in_run=bench.longest_run_steps, foreign_fraction=sum(foreign) / len(foreign) if foreign else None,

@@ -83,7 +83,8 @@ class Kineto:
     def stop(self) -> list[Any]:
         """All events; after this nothing is seen any more."""
         self._close()
-        return list(self._profile.kineto_results.events())
+        found = self._profile.kineto_results
+        return [] if found is None else list(found.events())
 
 
 class ProfileRecorder:
