@@ -202,6 +202,7 @@ def _device(spans: Sequence[Span], ends_ns: Sequence[int]) -> Told:
         at = max(at, span.end_ns)
         if at >= end:
             break
+    idle[UNKNOWN, ""] += max(end - at, 0)  # nobody has asked for anything
     times: dict[str, list[Call]] = defaultdict(list)
     for span in work:
         lasted = min(span.end_ns, end) - max(span.start_ns, begin)

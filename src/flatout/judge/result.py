@@ -261,6 +261,7 @@ def _tune_summary(result: Result) -> dict[str, Any]:
         "baseline_joules_per_step": result.energy.baseline.joules if result.energy else None,
         "tuned_joules_per_step": result.energy.tuned.joules if won and result.energy and result.energy.tuned else None,
         "reads": _reads(result),
+        "profiled": result.profiled,
         "plan": result.plan_path,
         "run": result.run,
     }
@@ -277,6 +278,7 @@ def _why_summary(result: Result) -> dict[str, Any]:
         "not_observed": list(result.anatomy.not_observed),
         "joules_per_step": result.energy.baseline.joules if result.energy else None,
         "reads": _reads(result),
+        "profiled": result.profiled,
         "run": result.run,
     }
 

@@ -60,7 +60,7 @@ _HOW = {
     PROFILE: (
         "What a few steps are made of",
         "a window of its own under the framework's profiler, the last one of all. In the traces: `profile`, and as "
-        "tracks of their own in `--export steps.json`; for what nothing computes is told by decision 0025",
+        "tracks of their own in `--export steps.json`",
     ),
     ENERGY: ("Energy", "{energy}"),
 }

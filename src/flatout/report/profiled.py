@@ -1,11 +1,9 @@
 """What is shown of a few profiled steps: how much of them something computes, why nothing does, and what takes most?
 
-In: a `Result`. Out: lines for a terminal, a figure with its table for the page, an object for `--json`.
+In: a `Result`. Out: lines for a terminal, a figure with its table for the page.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from flatout.judge.profiled_time import ALLOCATION, COPIES, INPUT, PYTHON, QUEUED, SYNC, Part, ProfiledTime
 from flatout.judge.result import Result
@@ -18,6 +16,9 @@ from flatout.report.view import Figure, Item, Listing
 
 SAID_CAUSES, SAID_PARTS, LONGEST_NAME = 3, 3, 48
 """Causes and parts on a terminal; characters of a kernel's name."""
+
+MUCH_LONGER = 1.5
+"""From here on it is said on a terminal that profiled steps are longer than others."""
 
 COLOURS = {INPUT: "data", COPIES: "copy", PYTHON: "other", SYNC: "sync", ALLOCATION: "garbage", QUEUED: "loss"}
 BUSY = "plan"
@@ -36,9 +37,12 @@ def lines(result: Result) -> list[Item]:
     if found is None:
         return []
     causes = [f"{_why(name, found)} {words.share(lost / found.step_s)}" for name, lost in found.by_cause.items()]
-    idle = f"; idle for {', '.join(causes[:SAID_CAUSES])}" if found.on_device else f"; {', '.join(causes[:SAID_CAUSES])}"
+    idle = f"; {'idle for ' if found.on_device else ''}{', '.join(causes[:SAID_CAUSES])}"
     cores = f"; tensor cores {words.share(found.tensor_core_share)} of that" if found.tensor_core_share else ""
     head = f"{_busy(found)} {words.share(found.busy_share)} of the step{cores}{idle if causes else ''}"
+    longer = found.step_s / result.anatomy.step_s
+    if longer > MUCH_LONGER:
+        head += f" (which took {words.times(longer)} as long as others: the profiler, or others that computed)"
     parts = [f"{name(part)} {words.share(part.share)}{_limit(part)}" for part in found.parts[:SAID_PARTS]]
     return [Listing(label="profiled", entries=(head, *parts), most=1 + SAID_PARTS, each=True, on="screen")]
 
@@ -82,18 +86,6 @@ def name(part: Part) -> str:
     """As much of a kernel's name as tells it from others: without what it is a template of."""
     said = part.name.removeprefix("aten::").removeprefix("void ").replace("at::native::", "")
     return f"`{words.shortened(said.replace('`', ''), LONGEST_NAME)}`"
-
-
-def summary(found: ProfiledTime | None) -> dict[str, Any] | None:
-    """What `--json` has of it."""
-    if found is None:
-        return None
-    return {
-        "device": found.device, "steps": found.num_steps, "step_s": found.step_s, "busy_s": found.busy_s,
-        "idle_s": found.by_cause, "tensor_core_share": found.tensor_core_share,
-        "parts": [{"name": one.name, "calls": one.calls, "seconds": one.seconds, "fraction": one.fraction}
-                  for one in found.parts],
-    }  # fmt: skip
 
 
 def _busy(found: ProfiledTime) -> str:

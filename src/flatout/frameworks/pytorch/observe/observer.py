@@ -3,7 +3,8 @@
 Five depths: *ends* sees step ends, outermost calls (for evaluation between steps) and `torch.save`; *phases* also
 sees fetches, backward, the optimizer, copies, synchronisations and the collection of garbage; *stacks* looks at what
 the thread does as well, *profile* with PyTorch's profiler; *reads* sees ends, and where values are read on the host.
-What a deeper level needs is there only while a window asks for it. In: events of the training thread. Out: seconds by phase for each step.
+What a deeper level needs is there only while a window asks for it. In: events of the training thread. Out: seconds by
+phase for each step.
 """
 
 from __future__ import annotations
