@@ -4,7 +4,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from conducting import in_this_process
+from flatout.judge.anatomy import dissect
+from flatout.judge.causes import Findings
+from flatout.judge.diagnosis import diagnose
 from flatout.judge.profiled_time import profiled_time
+from flatout.records.facts import Facts
 from flatout.records.profile import Profile
 from flatout.records.trace import Failure
 from simulated_device import Mixture, Profiler
@@ -15,7 +19,7 @@ _this_process, train = in_this_process, train
 COMPUTES = Mixture(host_s=5e-6, device_s=1e-4, forward=30, backward=60, optimizer=10)
 STARVED = Mixture(**{**COMPUTES.__dict__, "fetch_s": 20e-3})
 LAUNCHES = Mixture(host_s=40e-6, device_s=4e-6, forward=30, backward=60, optimizer=10)
-WAITS = Mixture(**{**COMPUTES.__dict__, "python_s": 4e-3, "reads": ("end",)})
+WAITS = Mixture(host_s=5e-6, device_s=1e-4, forward=20, backward=40, optimizer=40, python_s=9e-3, reads=("end",))
 COPIES = Mixture(**{**COMPUTES.__dict__, "copy_s": 20e-3})
 ALLOCATES = Mixture(**{**COMPUTES.__dict__, "allocate_s": 30e-3})
 
@@ -53,6 +57,22 @@ def test_a_planted_cause_is_what_the_device_waits_for(profiled, mixture, cause):
     _, _, found = profiled(mixture)
     assert next(iter(found.by_cause)) == cause
     assert found.idle_s(cause) > 0.9 * (found.step_s - found.busy_s)
+
+
+@pytest.mark.parametrize(
+    ("mixture", "binding"),
+    [
+        (COMPUTES, "compute"), (STARVED, "input"), (LAUNCHES, "launch overhead"), (WAITS, "host synchronisation"),
+        (COPIES, "copies"), (ALLOCATES, "allocation"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)  # fmt: skip
+def test_a_planted_cause_is_what_binds(profiled, mixture, binding):
+    watched, _, found = profiled(mixture)
+    window, _ = watched.window(num_steps=5, observe="phases", purpose="anatomy")
+    (facts,) = watched.of(Facts)
+    seen = Findings(anatomy=dissect([window]), facts=facts, num_cores=2, counterfactuals={}, profiled=found)
+    assert diagnose(seen).binding == binding
 
 
 def test_a_device_that_computes_all_the_time_is_busy(profiled):
