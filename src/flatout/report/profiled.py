@@ -32,7 +32,7 @@ _OF_THREAD = " in the training thread, which is in Python"
 
 
 def lines(result: Result) -> list[Item]:
-    """Two lines and more: of what the step is made, then what takes most."""
+    """Two lines: of what the step is made, and what takes most of it."""
     found = result.profiled
     if found is None:
         return []
@@ -43,8 +43,9 @@ def lines(result: Result) -> list[Item]:
     longer = found.step_s / result.anatomy.step_s
     if longer > MUCH_LONGER:
         head += f" (which took {words.times(longer)} as long as others: the profiler, or others that computed)"
-    parts = [f"{name(part)} {words.share(part.share)}{_limit(part)}" for part in found.parts[:SAID_PARTS]]
-    return [Listing(label="profiled", entries=(head, *parts), most=1 + SAID_PARTS, each=True, on="screen")]
+    most = [f"{name(part, 30)} {words.share(part.share)}{_limit(part)}" for part in found.parts[:SAID_PARTS]]
+    said = (head, *([f"most takes {', '.join(most)}"] if most else []))
+    return [Listing(label="profiled", entries=said, most=len(said), each=True, on="screen")]
 
 
 def figure(result: Result) -> Figure | None:
@@ -82,10 +83,10 @@ def parts(found: ProfiledTime) -> Table:
     return table("What takes most of a profiled step", head, rows, texts=3, links={4: [PROFILE] * len(rows)})
 
 
-def name(part: Part) -> str:
+def name(part: Part, most: int = LONGEST_NAME) -> str:
     """As much of a kernel's name as tells it from others: without what it is a template of."""
     said = part.name.removeprefix("aten::").removeprefix("void ").replace("at::native::", "")
-    return f"`{words.shortened(said.replace('`', ''), LONGEST_NAME)}`"
+    return f"`{words.shortened(said.replace('`', ''), most)}`"
 
 
 def _busy(found: ProfiledTime) -> str:
@@ -101,4 +102,4 @@ def _why(cause: str, found: ProfiledTime) -> str:
 def _limit(part: Part) -> str:
     if part.fraction is None:
         return ""
-    return f", at {words.percent(part.fraction)} of {words.ceiling(part.limit)}"
+    return f" ({words.percent(part.fraction)} of {words.ceiling(part.limit)})"
