@@ -376,15 +376,7 @@ def _evidence(binding: str, found: Findings) -> list[str]:
     if host_s := found.anatomy.host_s:
         name, seconds = max(host_s.items(), key=lambda item: item[1])
         lines.append(f"Python meanwhile was in {name} for {_percent(seconds / math.fsum(host_s.values()))} of its time")
-    if (seen := found.profiled) is not None and seen.on_device:
-        why = [f"{name} {_percent(lost / seen.step_s)}" for name, lost in seen.by_cause.items()][:MOST_CAUSES]
-        never = without(found.anatomy.step_s - seen.busy_s, found)
-        lines.append(
-            f"the device computes {_percent(seen.busy_share)} of a profiled step, and idles for: {', '.join(why)}"
-            f"; never idle: at most {never:.2f}x"
-            if why
-            else "the device is never idle in a profiled step"
-        )
+    lines += _idle(found)
     if activity is not None:
         parts = sorted(activity.data_parts.items(), key=lambda item: -item[1])
         said = [f"{name} {_percent(share)}" for name, share in parts if share >= WORTH_A_PLACE]
@@ -412,6 +404,18 @@ def _evidence(binding: str, found: Findings) -> list[str]:
     if found.facts.num_threads > found.num_cores:
         lines.append(f"{found.facts.num_threads} threads on {found.num_cores} cores")
     return lines
+
+
+def _idle(found: Findings) -> list[str]:
+    """What a device that was profiled waits for."""
+    seen = found.profiled
+    if seen is None or not seen.on_device:
+        return []
+    why = ", ".join(f"{name} {_percent(lost / seen.step_s)}" for name, lost in [*seen.by_cause.items()][:MOST_CAUSES])
+    never = f"never idle: at most {without(found.anatomy.step_s - seen.busy_s, found):.2f}x"
+    return [
+        f"the device computes {_percent(seen.busy_share)} of a profiled step; idles for: {why or 'nothing'}; {never}"
+    ]
 
 
 def _notes(found: Findings, utilization: float | None) -> list[str]:
