@@ -21,10 +21,10 @@ MUCH_LONGER = 1.5
 """From here on it is said on a terminal that profiled steps are longer than others."""
 
 COLOURS = {INPUT: "data", COPIES: "copy", PYTHON: "other", SYNC: "sync", ALLOCATION: "garbage", QUEUED: "loss"}
-BUSY = "plan"
+BUSY = "communication"
 
 _CAPTION = (
-    "Look at what is not blue: nothing computes then{}. A few steps under the framework's own profiler, which makes "
+    "Look at what stands behind the first part: nothing computes then{}. A few steps under the framework's own profiler, which makes "
     "them longer{}; no speed is taken from them."
 )
 _OF_DEVICE = " on the device, and the script is why"
