@@ -24,8 +24,8 @@ COLOURS = {INPUT: "data", COPIES: "copy", PYTHON: "other", SYNC: "sync", ALLOCAT
 BUSY = "communication"
 
 _CAPTION = (
-    "Look at what stands behind the first part: nothing computes then{}. A few steps under the framework's own profiler, which makes "
-    "them longer{}; no speed is taken from them."
+    "Look at what stands behind the first part: nothing computes then{}. A few steps under the framework's own "
+    "profiler, which makes them longer{}; no speed is taken from them."
 )
 _OF_DEVICE = " on the device, and the script is why"
 _OF_THREAD = " in the training thread, which is in Python"
