@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.observe import devices
+from flatout.frameworks.pytorch.observe.profile_recorder import MARK
 
 
 class Stream:
@@ -39,6 +40,8 @@ class SimulatedDevice:
         self.streams = {"main": Stream()}
         self.current = "main"
         self.capturing = False
+        self.log = []
+        """What a profiler sees, as it would say it."""
         self.num_events = self.num_waits = 0
 
     @property
@@ -49,13 +52,17 @@ class SimulatedDevice:
         """Python computes."""
         self.now_s += host_s
 
-    def launch(self, host_s, device_s):
-        """One kernel."""
+    def launch(self, host_s, device_s, what="kernel"):
+        """One kernel, or a copy."""
         done_s = self.stream.done_s
         if len(done_s) >= self.depth:
             self.now_s = max(self.now_s, done_s[-self.depth])
-        self.now_s += host_s
-        done_s.append(max(self.now_s, self.stream.last_s) + device_s)
+        asked_s, self.now_s = self.now_s, self.now_s + host_s
+        begun_s = max(self.now_s, self.stream.last_s)
+        done_s.append(begun_s + device_s)
+        link = len(self.log) + 1
+        call, name = ("cudaLaunchKernel", "gemm") if what == "kernel" else ("cudaMemcpyAsync", "Memcpy HtoD")
+        self.log += [Seen("cuda_runtime", call, asked_s, self.now_s, link), Seen(what, name, begun_s, done_s[-1], link)]
 
     def synchronize(self):
         """The host waits for all that it has launched."""
@@ -68,8 +75,14 @@ class SimulatedDevice:
 
     def read(self, host_s, device_s):
         """A copy that the host waits for: a value that is read, or what lies in memory that is not page-locked."""
-        self.launch(host_s, device_s)
-        self.now_s = max(self.now_s, self.stream.last_s)
+        self.launch(host_s, device_s, "gpu_memcpy")
+        begun_s, self.now_s = self.now_s, max(self.now_s, self.stream.last_s)
+        self.log.append(Seen("cuda_runtime", "cudaStreamSynchronize", begun_s, self.now_s))
+
+    def allocate(self, host_s):
+        """Memory is asked for, which waits for nothing here."""
+        begun_s, self.now_s = self.now_s, self.now_s + host_s
+        self.log.append(Seen("cuda_runtime", "cudaMalloc", begun_s, self.now_s))
 
     def stands_in(self, monkeypatch):
         """What the seam asks of PyTorch is asked of this one."""
@@ -85,6 +98,45 @@ class SimulatedDevice:
         }  # fmt: skip
         for name, function in given.items():
             monkeypatch.setattr(devices, name, function)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What PyTorch's profiler would tell of something, by the names of its methods."""
+
+    what: str
+    called: str
+    begun_s: float
+    ended_s: float
+    link: int = 0
+
+    def __getattr__(self, name):
+        found = {
+            "activity_type": self.what, "name": self.called, "start_ns": round(1e9 * self.begun_s),
+            "duration_ns": round(1e9 * self.ended_s) - round(1e9 * self.begun_s), "correlation_id": self.link,
+            "linked_correlation_id": 0, "device_resource_id": 7, "start_thread_id": 1,
+        }  # fmt: skip
+        if name not in found:
+            raise AttributeError(name)
+        return lambda: found[name]
+
+
+class Profiler:
+    """In the place of PyTorch's."""
+
+    device = None
+
+    def __init__(self, where):
+        self.since = None
+
+    def start(self):
+        self.since = len(self.device.log)
+
+    def mark(self):
+        self.device.log.append(Seen("user_annotation", MARK, self.device.now_s, self.device.now_s))
+
+    def stop(self):
+        return self.device.log[self.since :]
 
 
 class Synchronizer:
@@ -141,6 +193,8 @@ class Mixture:
     """Of a batch, in the training process."""
     copy_s: float = 0.0
     """Of a blocking copy of it to the device."""
+    allocate_s: float = 0.0
+    """Of memory that is asked for in each forward."""
     python_s: float = 0.0
     """Of the script's own lines behind the step."""
     reads: tuple = ()
@@ -162,6 +216,8 @@ class Kernels(torch.autograd.Function):
     @staticmethod
     def forward(ctx, weight, script):
         ctx.script = script
+        if script.mixture.allocate_s:
+            script.device.allocate(script.mixture.allocate_s)
         script.launch(script.mixture.forward)
         return weight * 2
 

@@ -42,6 +42,9 @@ def test_a_dataset_that_decodes_photographs_is_the_input(tmp_path: Path) -> None
 def test_two_hundred_tiny_layers_are_launch_overhead(tmp_path: Path) -> None:
     found = why("layers", tmp_path, OMP_NUM_THREADS="1")
     assert found["binding"] == "launch overhead" and found["bounds"]["free launches"] > 1.3
+    seen = found["profiled"]
+    assert seen["busy_s"] + sum(one["seconds"] for one in seen["idle"]) == pytest.approx(seen["step_s"])
+    assert {one["name"] for one in seen["parts"]} & {"aten::addmm", "aten::mm"}
 
 
 def test_a_value_read_back_after_each_layer_is_counted(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from flatout.judge.anatomy import Anatomy
 from flatout.judge.diagnosis import Bound, Diagnosis
+from flatout.judge.profiled_time import Idle, Part, ProfiledTime
 from flatout.judge.read_sites import ReadSite, ReadSites
 from flatout.judge.result import FORMAT, Result, TimelineStep, Untried
 from flatout.judge.stats import Comparison
@@ -485,6 +486,38 @@ def busy():
     )
 
 
+def idle(*rows):
+    return tuple(Idle(cause=cause, phase=phase, seconds=ms / 1e3) for cause, phase, ms in rows)
+
+
+def profiled_on_cpu():
+    return ProfiledTime(
+        device="cpu", num_steps=14, step_s=18.6e-3, busy_s=10.9e-3,
+        idle=idle(("Python", "forward", 3.2), ("Python", "backward", 1.9), ("Python", "optimizer", 1.8),
+                  ("input", "data", 0.4), ("Python", "unattributed", 0.4)),
+        parts=(
+            Part(name="aten::addmm", calls=24.0, seconds=2.9e-3, share=0.156, fraction=0.09, limit="matmul_float32"),
+            Part(name="aten::mm", calls=48.0, seconds=2.1e-3, share=0.113, fraction=0.11, limit="matmul_float32"),
+            Part(name="aten::copy_", calls=310.0, seconds=0.9e-3, share=0.048),
+        ),
+    )  # fmt: skip
+
+
+def profiled_on_gpu():
+    gemm = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off"
+    add = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3>>"
+    return ProfiledTime(
+        device="cuda", num_steps=20, step_s=10.4e-3, busy_s=4.5e-3, tensor_core_share=0.42,
+        idle=idle(("Python", "forward", 2.6), ("input", "data", 2.5), ("synchronisation", "unattributed", 0.5),
+                  ("starting", "", 0.2), ("copies", "copy", 0.1)),
+        parts=(
+            Part(name=gemm, calls=24.0, seconds=1.9e-3, share=0.183, operator="aten::mm", tensor_cores=True,
+                 fraction=0.61, limit="matmul_bfloat16"),
+            Part(name=add, calls=310.0, seconds=1.1e-3, share=0.106, operator="aten::add_", tensor_cores=False),
+        ),
+    )  # fmt: skip
+
+
 def why():
     """Only measured and diagnosed: a small transformer whose many operations cost more to start than to do."""
     plain = anatomy(
@@ -507,6 +540,7 @@ def why():
             read_site("char_gpt.py", 97, "logits.argmax(-1).tolist()", 0.04, often=0.01),
         ),
         diagnosis=LAUNCHES,
+        profiled=profiled_on_cpu(),
         baseline_steps_per_s=59.2,
         tuned_steps_per_s=59.2,
         baseline_window_step_s=(16.9e-3, 17.0e-3, 16.8e-3, 16.9e-3),
@@ -664,6 +698,7 @@ def gpu():
         verdict="inconclusive",
         break_even_steps=None,
         tuned_steps_per_s=231.2,
+        profiled=profiled_on_gpu(),
         reads=reads(
             read_site("train.py", 41, "loss.item()", 1.1, on_device=True),
             read_site("train.py", 47, "if loss.item() > 9:", 0.09, on_device=True),

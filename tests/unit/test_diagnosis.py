@@ -10,6 +10,7 @@ from flatout.judge.activity import Activity, SlowSteps
 from flatout.judge.anatomy import Account, dissect
 from flatout.judge.causes import Findings, arithmetic_of, saved
 from flatout.judge.diagnosis import BINDINGS, diagnose
+from flatout.judge.profiled_time import Idle, ProfiledTime
 from flatout.judge.stats import Comparison
 from flatout.records.ceilings import Ceiling, Ceilings
 from flatout.records.facts import BusyThread
@@ -74,6 +75,13 @@ def findings(phases_s, *, facts=FACTS, num_cores=2, counterfactuals=None, outsid
     )
 
 
+def profiled(busy_s, *idle, device="cuda"):
+    """Of a step of a second, or longer; each idle as cause, phase and seconds."""
+    rows = tuple(Idle(cause=cause, phase=phase, seconds=seconds) for cause, phase, seconds in idle)
+    step_s = busy_s + sum(one.seconds for one in rows)
+    return ProfiledTime(device=device, num_steps=3, step_s=step_s, busy_s=busy_s, idle=rows)
+
+
 MODEL_BOUND = {"data": 0.02, "forward": 0.30, "backward": 0.60, "optimizer": 0.05, "unattributed": 0.03}
 DATA_BOUND = {"data": 0.70, "forward": 0.10, "backward": 0.15, "optimizer": 0.03, "unattributed": 0.02}
 SCALES = Scaling(full_s=(0.9, 0.91, 0.89), half_s=(0.46, 0.46, 0.46))
@@ -114,6 +122,9 @@ PLANTED = {
         {"sync": 0.6, "forward": 0.1, "backward": 0.2, "data": 0.1}, facts=GPU, census=census(num_syncs=40)
     ),
     "copies": findings({"copy": 0.6, "forward": 0.1, "backward": 0.2, "data": 0.1}, facts=GPU),
+    "allocation": findings(
+        MODEL_BOUND, facts=GPU, profiled=profiled(0.3, ("allocation", "forward", 0.2), ("allocation", "backward", 0.5))
+    ),
     "thread oversubscription": findings(
         MODEL_BOUND, facts=replace(FACTS, num_threads=8), counterfactuals={"fitting_threads": compared(1.8)}
     ),
@@ -153,6 +164,41 @@ def test_a_device_that_works_all_the_time_is_not_held_back_by_the_reads_that_wai
     assert any("Python" in line and "sync" in line for line in found.evidence)
     blamed = diagnose(replace(findings({}, facts=GPU), anatomy=dissect([window((1.0,), python)])))
     assert blamed.binding == "host synchronisation", "which is what the host's own clock says"
+
+
+LAUNCHES = profiled(0.4, ("Python", "forward", 0.2), ("Python", "backward", 0.4))
+
+
+def test_a_device_that_waits_for_launches_is_bound_by_them_and_it_is_said_what_a_busy_one_would_bring():
+    found = diagnose(findings(MODEL_BOUND, facts=GPU, profiled=LAUNCHES))
+    assert found.binding == "launch overhead"
+    assert bound(found, "free launches").ratio == pytest.approx(2.5)
+    assert bound(found, "a device that is never idle").ratio == pytest.approx(2.5)
+    assert any("idles for: Python 60 %; never idle: at most 2.50x" in line for line in found.evidence)
+
+
+def test_what_profiling_makes_a_step_longer_by_is_not_blamed_on_launches():
+    longer = profiled(0.9, ("Python", "forward", 0.3), ("Python", "backward", 0.3))
+    assert diagnose(findings(MODEL_BOUND, facts=GPU, profiled=longer)).binding == "compute"
+
+
+def test_many_operations_that_keep_the_device_busy_are_no_launch_overhead():
+    same = findings(MODEL_BOUND, facts=GPU, scaling=FIXED)
+    assert diagnose(same).binding == "launch overhead"
+    assert diagnose(replace(same, profiled=profiled(1.0))).binding == "compute"
+
+
+def test_lines_that_a_device_waits_for_after_a_value_was_read_are_blamed_on_the_read():
+    slow = findings({"unattributed": 0.6, "forward": 0.1, "backward": 0.2, "data": 0.1}, facts=GPU)
+    assert diagnose(slow).binding == "own code"
+    read = profiled(0.4, ("synchronisation", "unattributed", 0.6))
+    assert diagnose(replace(slow, profiled=read)).binding == "host synchronisation"
+
+
+def test_on_a_cpu_operators_are_told_and_change_no_cause():
+    same = findings(MODEL_BOUND, scaling=SCALES)
+    told = replace(same, profiled=profiled(0.4, ("Python", "forward", 0.6), device="cpu"))
+    assert repr(diagnose(told)) == repr(diagnose(same)), "which may hold numbers that equal nothing"
 
 
 def test_there_is_a_planted_bottleneck_for_each_binding():

@@ -12,6 +12,7 @@ import pytest
 from flatout.errors import RecordError
 from flatout.records import trace_file
 from flatout.records.host_reads import HostRead, HostReads
+from flatout.records.profile import Span, profile_of
 from flatout.records.stacks import StackRow, Stacks
 from flatout.records.trace import (
     Census,
@@ -44,6 +45,7 @@ EACH = (
            num_steps=2, wall_s=0.2, num_samples=3, levers={"workers": {"num": 0}}),
     HostReads(rows=(HostRead(file="/a/\udcff.py", line=3, read="item", on_device=True, num=2, waited_s=0.1),),
               num_steps=2, wall_s=0.2),
+    profile_of([Span("kernel", "gemm", 7, 5, 9, 3, "aten::mm")], device="cuda", ends_ns=(0, 10), zero_s=1.5),
     measured(gradients()),
     Toggle(engaged={"threads": {"num": 1}}, released=("bf16",), took_s=0.1, step=3, evidence={"threads": "1 thread"}),
     Failure(stage="script", error="ValueError", message="no\nsuch \udcff file", filename="x"),

@@ -29,7 +29,7 @@ class Order:
             replays calls at half the batch.
         purpose: Noted with the window.
         levers: What to engage first; everything else is released.
-        observe: `off`, `ends`, `phases`, `stacks` or `reads`.
+        observe: `off`, `ends`, `phases`, `stacks`, `reads` or `profile`.
         num_steps: Steps of the window.
         limit_s: The window ends early after this many seconds of training, at a step's end.
         skip_steps: Steps after a change of levers that are not measured.
@@ -40,7 +40,7 @@ class Order:
     kind: Kind
     purpose: str = ""
     levers: Mapping[str, Mapping[str, Setting]] = field(default_factory=dict)
-    observe: Literal["off", "ends", "phases", "stacks", "reads"] = "ends"
+    observe: Literal["off", "ends", "phases", "stacks", "reads", "profile"] = "ends"
     num_steps: int = 1
     limit_s: float = 3600.0
     skip_steps: int = 1

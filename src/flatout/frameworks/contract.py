@@ -161,7 +161,7 @@ class Framework(Protocol):
         """Lever to proof of effect, and lever to why none could be shown, for what is engaged."""
 
     def observe(self, depth: str) -> None:
-        """Observe at `off`, `ends`, `phases`, `stacks` or `reads`."""
+        """Observe at `off`, `ends`, `phases`, `stacks`, `reads` or `profile`."""
 
     def coast(self) -> None:
         """Tell of steps at the least cost, until anything is to be observed or engaged again."""
@@ -180,7 +180,7 @@ class Framework(Protocol):
 
         Where steps end later than Python is through with them, because a device has a queue, its last step is waited
         for, and `step_s` and `outside_s` of each are told by that device's own clock (not at `off`). Where they were
-        looked for, also `stacks` and `host_reads`, without their numbers of steps.
+        looked for, also `stacks` and `host_reads`, without their numbers of steps, and `profile`.
         """
 
     def begin_capture(self) -> None:

@@ -7,12 +7,13 @@ times as fast the step would be without it, on one scale. Arithmetic alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from flatout.judge import stats
 from flatout.judge.activity import Activity, SlowSteps
 from flatout.judge.anatomy import Account, Anatomy
+from flatout.judge.profiled_time import ALLOCATION, COPIES, PYTHON, SYNC, ProfiledTime
 from flatout.judge.stats import Comparison
 from flatout.records.ceilings import Ceiling, Ceilings
 from flatout.records.facts import Facts
@@ -78,6 +79,7 @@ class Findings:
     slow_steps: SlowSteps | None = None
     accounts: Mapping[str, Account] = field(default_factory=dict)
     """By how the step was looked at: `taken apart`, `sampled`."""
+    profiled: ProfiledTime | None = None
 
 
 def arithmetic_of(facts: Facts, census: Census | None = None) -> str:
@@ -137,6 +139,28 @@ def phase_s(found: Findings, name: str) -> float:
 def model_s(found: Findings) -> float:
     """Seconds of the model itself, forward and backward."""
     return sum(found.anatomy.phases_s.get(name, 0.0) for name in ("forward", "backward"))
+
+
+def device_idle_s(found: Findings, *causes: str, phases: Iterable[str] | None = None) -> float:
+    """Seconds of a step in which a device idles for these causes; 0 where none was profiled."""
+    seen = found.profiled
+    return seen.idle_s(*causes, phases=phases) if seen is not None and seen.on_device else 0.0
+
+
+def launching_s(found: Findings) -> float | None:
+    """Seconds of a step in which a device idles until Python launches its next kernel; None where none was profiled.
+
+    Profiling makes launches longer, and nothing else: what it made the step longer by is taken off.
+    """
+    seen = found.profiled
+    if seen is None or not seen.on_device:
+        return None
+    return max(seen.idle_s(PYTHON, phases=COMPUTING) - max(seen.step_s - found.anatomy.step_s, 0.0), 0.0)
+
+
+def sync_s(found: Findings) -> float:
+    """Seconds of a step that waiting for single values takes, or leaves a device idle, whichever is more."""
+    return max(phase_s(found, "sync"), device_idle_s(found, SYNC))
 
 
 def back_to_back(found: Findings) -> float:
@@ -228,12 +252,15 @@ def causes(found: Findings) -> dict[str, float]:
         cause: believed(found.counterfactuals.get(name), seen.get(cause, 1.0)) for cause, name in REMEDIED.items()
     }
     others_s = cores_taken_s(found) + sum(saved(ratio) for ratio in remedied.values()) * found.anatomy.step_s
+    others_s += device_idle_s(found, PYTHON, SYNC, COPIES, ALLOCATION, phases=("forward", "loss", "backward"))
     own_s = max(model_s(found) + phase_s(found, "loss") - others_s, 0.0)
+    launches_s = launching_s(found)
     return {
         **remedied,
         "input": believed(found.counterfactuals.get("free_data"), uninterrupted(phase_s(found, "data"), found)),
         "optimizer": without(phase_s(found, "optimizer"), found),
-        "host synchronisation": without(phase_s(found, "sync"), found),
+        "host synchronisation": without(sync_s(found), found),
+        **({} if launches_s is None else {"launch overhead": without(launches_s, found)}),
         # What the step would gain if the model itself cost nothing, on the same scale as the other causes.
         model_cause(found): without(own_s, found),
         "evaluation": without(between_s(found, "evaluation"), found, found.anatomy.all_s),
@@ -249,7 +276,8 @@ def interruptions(found: Findings) -> dict[str, float]:
     return {
         "checkpoints": between_s(found, "checkpoints"),
         "garbage collection": phase_s(found, "garbage"),
-        "copies": phase_s(found, "copy"),
+        "copies": max(phase_s(found, "copy"), device_idle_s(found, COPIES)),
+        "allocation": device_idle_s(found, ALLOCATION),
         **_outside_of_phases(found),
     }
 
@@ -265,7 +293,7 @@ def on_one_scale(worth: Mapping[str, float], found: Findings) -> dict[str, float
 def _outside_of_phases(found: Findings) -> dict[str, float]:
     """What is known of the time that no phase explains, each second blamed once."""
     step_s, activity, slow = found.anatomy.step_s, found.activity or Activity(num_samples=0), found.slow_steps
-    rest_s = max(phase_s(found, "unattributed"), 0.0)
+    rest_s = max(phase_s(found, "unattributed") - device_idle_s(found, SYNC, COPIES, phases=("unattributed",)), 0.0)
     output_s, waiting_s = activity.output_share * step_s, activity.waiting_share * step_s
     if found.anatomy.host_s:  # what Python does while a device works costs nothing
         output_s, waiting_s = min(output_s, rest_s), min(waiting_s, rest_s)
@@ -331,9 +359,9 @@ def data_parts(found: Findings) -> tuple[str, ...]:
 
 def model_cause(found: Findings) -> str:
     """What holds the model itself back."""
-    share = fixed_share(found)
+    share = None if launching_s(found) is not None else fixed_share(found)  # then launches are a cause of their own
     launch = found.ceilings.get("kernel_launch") if found.ceilings else None
-    if launch is not None and found.census is not None and model_s(found) > 0:
+    if launching_s(found) is None and launch is not None and found.census is not None and model_s(found) > 0:
         launches = found.census.num_operations * launch.value / model_s(found)
         # weights that are read anew do not shrink with the batch either
         share = launches if share is None else min(share, DEAREST_START * launches)

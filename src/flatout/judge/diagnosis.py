@@ -25,6 +25,7 @@ from flatout.judge.causes import (
     data_parts,
     fixed_share,
     interruptions,
+    launching_s,
     model_s,
     nearly_as_large,
     on_one_scale,
@@ -33,10 +34,11 @@ from flatout.judge.causes import (
     phase_s,
     saved,
     share_errors,
+    sync_s,
     uninterrupted,
     without,
 )
-from flatout.judge.remedies import CAUSES, EASED, MEASURED, OF_THE_MODEL, PARTS, REMEDIES, SHARE
+from flatout.judge.remedies import CAUSES, EASED, MEASURED, OF_THE_MODEL, PARTS, PROFILED, REMEDIES, SHARE
 from flatout.judge.stats import Comparison
 
 #: What can bind.
@@ -56,6 +58,9 @@ WORTH_A_PLACE = 0.05
 
 MAY_BE = "perhaps another thread of the script holds the interpreter, or others used the machine"
 """Why the step may take another time when it is looked at."""
+
+MOST_CAUSES = 3
+"""Of what leaves a device idle, the largest."""
 
 HIDDEN = 0.05
 """From this share on it is said what may hide in the time that no phase explains."""
@@ -177,14 +182,19 @@ def _bounds(found: Findings, worth: Mapping[str, float]) -> list[Bound]:
         ratio = uninterrupted(data, found)
         result.append(_of_share("free data", ratio, error, _said(SHARE, ratio, data, found), ("data",)))
     nan, fixed = float("nan"), fixed_share(found)
-    fixed_s = None if fixed is None else fixed * model_s(found)
+    launches_s, launched = None if fixed is None else fixed * model_s(found), "model calls replayed at half the batch"
+    seen = found.profiled if found.profiled is not None and found.profiled.on_device else None
+    if seen is not None:
+        launches_s, launched = launching_s(found), f"{PROFILED}: the device waited for them"
+        ratio = without(found.anatomy.step_s - seen.busy_s, found)
+        result.append(_of_share("a device that is never idle", ratio, nan, PROFILED, ()))
+    waits_s = sync_s(found) if seen is not None else found.anatomy.phases_s.get("sync")
     seconds = (
-        ("free launches", fixed_s, nan, "model calls replayed at half the batch",
-         ("forward", "backward", "loss")),
+        ("free launches", launches_s, nan, launched, ("forward", "backward", "loss")),
         ("free optimizer", found.anatomy.phases_s.get("optimizer"), phase_error(found, "optimizer"),
          SHARE, ("optimizer",)),
-        ("no host synchronisation", found.anatomy.phases_s.get("sync"), phase_error(found, "sync"),
-         SHARE, ("sync",)),
+        ("no host synchronisation", waits_s, phase_error(found, "sync"),
+         SHARE if seen is None else PROFILED, ("sync",)),
         ("compute at its dtype's ceiling", _compute_slack_s(found), nan, "the step's FLOPs at the measured ceiling",
          ("forward", "backward")),
     )  # fmt: skip
@@ -366,6 +376,7 @@ def _evidence(binding: str, found: Findings) -> list[str]:
     if host_s := found.anatomy.host_s:
         name, seconds = max(host_s.items(), key=lambda item: item[1])
         lines.append(f"Python meanwhile was in {name} for {_percent(seconds / math.fsum(host_s.values()))} of its time")
+    lines += _idle(found)
     if activity is not None:
         parts = sorted(activity.data_parts.items(), key=lambda item: -item[1])
         said = [f"{name} {_percent(share)}" for name, share in parts if share >= WORTH_A_PLACE]
@@ -393,6 +404,18 @@ def _evidence(binding: str, found: Findings) -> list[str]:
     if found.facts.num_threads > found.num_cores:
         lines.append(f"{found.facts.num_threads} threads on {found.num_cores} cores")
     return lines
+
+
+def _idle(found: Findings) -> list[str]:
+    """What a device that was profiled waits for."""
+    seen = found.profiled
+    if seen is None or not seen.on_device:
+        return []
+    why = ", ".join(f"{name} {_percent(lost / seen.step_s)}" for name, lost in [*seen.by_cause.items()][:MOST_CAUSES])
+    never = f"never idle: at most {without(found.anatomy.step_s - seen.busy_s, found):.2f}x"
+    return [
+        f"the device computes {_percent(seen.busy_share)} of a profiled step; idles for: {why or 'nothing'}; {never}"
+    ]
 
 
 def _notes(found: Findings, utilization: float | None) -> list[str]:

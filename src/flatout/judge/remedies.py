@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 SHARE = "its share of the step"
+PROFILED = "a profiled window"
 EASED = "its share, and computing that is quicker without it"
 IN_A_STEP = ("forward", "loss", "backward", "optimizer", "data")
 OF_ALL = "of all the time: what lies between steps"
@@ -43,6 +44,9 @@ CAUSES = {
     ),
     "copies": Cause(
         "training waits while batches are copied to the device", "no copies to the device", "copy", SHARE, ("copy",)
+    ),
+    "allocation": Cause(
+        "the device idles while memory is asked for and given back", "memory that is kept", how=PROFILED
     ),
     "thread oversubscription": Cause(remedy="threads that fit"),
     "debug switches": Cause(remedy="no debug switches"),

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from flatout.judge.anatomy import Anatomy
 from flatout.judge.diagnosis import Diagnosis
+from flatout.judge.profiled_time import ProfiledTime
 from flatout.judge.read_sites import ReadSites
 from flatout.judge.stats import Comparison
 from flatout.records import files
@@ -154,6 +155,8 @@ class Result:
     energy: EnergySummary | None = None
     reads: ReadSites | None = None
     """Where values are read on the host; None where no step was looked at, and in results of former versions."""
+    profiled: ProfiledTime | None = None
+    """A few steps under the framework's profiler; None where nobody looked, and in results of former versions."""
     launched: Launched | None = None
     """What ranks that a launcher starts have brought; None for one process."""
 
@@ -258,6 +261,7 @@ def _tune_summary(result: Result) -> dict[str, Any]:
         "baseline_joules_per_step": result.energy.baseline.joules if result.energy else None,
         "tuned_joules_per_step": result.energy.tuned.joules if won and result.energy and result.energy.tuned else None,
         "reads": _reads(result),
+        "profiled": result.profiled,
         "plan": result.plan_path,
         "run": result.run,
     }
@@ -274,6 +278,7 @@ def _why_summary(result: Result) -> dict[str, Any]:
         "not_observed": list(result.anatomy.not_observed),
         "joules_per_step": result.energy.baseline.joules if result.energy else None,
         "reads": _reads(result),
+        "profiled": result.profiled,
         "run": result.run,
     }
 

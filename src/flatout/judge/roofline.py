@@ -50,9 +50,15 @@ def standing(operation: Operation, ceilings: Ceilings) -> Standing | None:
     """
     if ceilings.device != "cpu" or not operation.self_s >= SHORTEST_CALL_S * operation.num_calls:
         return None  # `not >=`, so that an unknown time, which is NaN, is not judged either
-    peak = ceilings.peak(operation.dtype) or max(ceilings.peaks().values(), key=lambda c: c.value, default=None)
+    found = least(operation, ceilings, operation.dtype)
+    return None if found is None else Standing(operation=operation, ceiling=found[1], least_s=found[0])
+
+
+def least(operation: Operation, ceilings: Ceilings, dtype: str) -> tuple[float, Ceiling] | None:
+    """The least time for all its calls, multiplying in `dtype`, and what limits that; None where nothing does."""
+    peak = ceilings.peak(dtype) or max(ceilings.peaks().values(), key=lambda c: c.value, default=None)
     cache, memory = ceilings.get("memory_cache"), ceilings.bandwidth()
-    cache_bytes = ceilings.machine.last_level_cache_bytes or 0
+    cache_bytes = (ceilings.machine.last_level_cache_bytes or 0) if ceilings.device == "cpu" else 0
     call_bytes = operation.moved_bytes / operation.num_calls
     beyond_bytes = operation.num_calls * max(0.0, call_bytes - 2 * cache_bytes)
     cached_s = (operation.moved_bytes - beyond_bytes) / cache.value if cache else 0.0
@@ -62,6 +68,4 @@ def standing(operation: Operation, ceilings: Ceilings) -> Standing | None:
         (cached_s + beyond_s, cache if cached_s >= beyond_s else memory),
     )
     least_s, ceiling = max(limits, key=lambda limit: limit[0])
-    if ceiling is None or not least_s > 0:
-        return None
-    return Standing(operation=operation, ceiling=ceiling, least_s=least_s)
+    return (least_s, ceiling) if ceiling is not None and least_s > 0 else None

@@ -15,6 +15,7 @@ from typing import Literal
 from flatout.records.difference import Difference
 from flatout.records.facts import Facts
 from flatout.records.host_reads import HostReads
+from flatout.records.profile import Profile
 from flatout.records.stacks import Stacks
 
 FORMAT = 1  # 1: first version
@@ -82,7 +83,7 @@ class Window:
         observe: `off` times steps from end to end, whatever lies in them; `ends` tells evaluation and checkpoints apart
             from them, where they show; `phases` times the parts of each step as well; `stacks` also looks at what
             the thread does, which costs it some time; `reads` notes, beside step ends, where values are read on the
-            host, which costs some time as well.
+            host, which costs some time as well; `profile` has the framework's own profiler look, which costs most.
         step_s: Wall seconds of each step, end to end: by the clock of the device that trains, where it has a queue;
             of `off`, where nobody waits for it, by when Python was through with the step.
         outside_s: Seconds of each step that evaluation and checkpoints took; they lie inside `step_s`. 0 where nobody
@@ -108,7 +109,7 @@ class Window:
     index: int
     purpose: str
     levers: Levers
-    observe: Literal["off", "ends", "phases", "stacks", "reads"]
+    observe: Literal["off", "ends", "phases", "stacks", "reads", "profile"]
     step_s: tuple[float, ...]
     outside_s: tuple[float, ...]
     start_s: float
@@ -316,6 +317,7 @@ Record = (
     | Scaling
     | Stacks
     | HostReads
+    | Profile
     | Agreement
     | Toggle
     | Failure

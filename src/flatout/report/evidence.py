@@ -16,6 +16,7 @@ from flatout.report.view import Evidence
 BASELINE, NOISE, ANATOMY, BOUNDS = "raw-baseline", "raw-noise", "raw-anatomy", "raw-bounds"
 TRIALS, FINAL, NUMERICS, CENSUS = "raw-trials", "raw-final", "raw-numerics", "raw-census"
 CEILINGS, STEPS, READS, ENERGY = "raw-ceilings", "raw-steps", "raw-reads", "raw-energy"
+PROFILE = "raw-profile"
 """Where in the page it stands how a number was obtained."""
 
 
@@ -56,6 +57,11 @@ _HOW = {
         "Values read on the host",
         "windows of their own, in which each call that reads was timed. In the traces: `host_reads`",
     ),
+    PROFILE: (
+        "What a few steps are made of",
+        "a window of its own under the framework's profiler, the last one of all. In the traces: `profile`, and as "
+        "tracks of their own in `--export steps.json`",
+    ),
     ENERGY: ("Energy", "{energy}"),
 }
 """By anchor: which number, and how it was obtained."""
@@ -78,6 +84,7 @@ def evidence(result: Result) -> tuple[Evidence, ...]:
         CENSUS: why if result.census is not None else "",
         CEILINGS: "flatout machine --refresh" if result.ceilings is not None else "",
         READS: why if result.reads is not None and result.reads.sites else "",
+        PROFILE: why if result.profiled is not None else "",
         ENERGY: (tune if result.trials else why) if result.energy is not None else "",
     }
     said = {

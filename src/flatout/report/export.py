@@ -1,7 +1,8 @@
 """How do the steps of a run become a file for other programs? A table, one row a step, or a trace for Perfetto.
 
 In: the traces of a run folder. Out: a file, written window by window, so that a run of any length fits the memory. A
-trace has durations of phases and not their order, so they are laid side by side within their step.
+trace has durations of phases and not their order, so they are laid side by side within their step; profiled steps have
+both, on tracks of their own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.errors import RecordError, UsageError, cannot_write
 from flatout.records import output_file
 from flatout.records.plan import label
+from flatout.records.profile import Profile
 from flatout.records.trace import PHASES, Header, Window
 from flatout.records.trace_file import Reader
 from flatout.run import folder
@@ -35,8 +37,13 @@ COLUMNS = ("child", "window", "purpose", "levers", "step", "start_s", "step_s", 
 
 _TRACKS = {1: "windows", 2: "steps", 3: "phases (durations; their order within a step is not recorded)"}
 
-_Traced = tuple[str, Header, Window]
-"""A window, with the process that it comes from, as its trace is named, and that trace's header."""
+_PROFILED = {"operator": 10, "launch": 11, "wait": 11, "allocation": 11, "phase": 12, "kernel": 20, "transfer": 20}
+"""Tracks of profiled steps by what is on them; those of a device begin with the last number, one for each stream."""
+
+_PROFILED_TRACKS = {10: "operators", 11: "calls", 12: "phases"}
+
+_Traced = tuple[str, Header, Window | Profile]
+"""A window or a profile, with the process that it comes from, as its trace is named, and that trace's header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +88,12 @@ def export(run: str | None, path: Path) -> Exported:
     def counted() -> Iterator[_Traced]:
         nonlocal num_steps
         for one in _traced(place, remarks):
-            num_steps += one[2].num_steps
+            num_steps += one[2].num_steps if isinstance(one[2], Window) else 0
             yield one
 
     def text() -> Iterator[str]:
         if kind == ".csv":  # whose columns are known only when all has been read once
-            seen = {name for _, _, window in _traced(place, []) for name in window.account}
+            seen = {name for _, _, one in _traced(place, []) if isinstance(one, Window) for name in one.account}
             yield from _csv_text(counted(), sorted(seen - {*PHASES}))
         else:
             yield from _perfetto_text(counted())
@@ -119,7 +126,9 @@ def written(done: Exported) -> View:
 
 
 def _traced(place: Path, remarks: list[str]) -> Iterator[_Traced]:
-    """Each window with steps, of every process in the order of their starts; what is left out goes into the remarks.
+    """Each window with steps, and each profile behind its own, of every process in the order of their starts.
+
+    What is left out goes into the remarks.
 
     Raises:
         RecordError: See `flatout.records.trace_file.Reader`.
@@ -139,6 +148,8 @@ def _traced(place: Path, remarks: list[str]) -> Iterator[_Traced]:
         for record in reader:
             if isinstance(record, Header):
                 header = record
+            elif isinstance(record, Profile) and header is not None:
+                yield path.stem.removeprefix("trace-"), header, record
             elif isinstance(record, Window) and header is not None:
                 if any(len(times) != record.num_steps for times in (record.outside_s, *record.account.values())):
                     num_odd += 1
@@ -162,6 +173,8 @@ def _csv_text(found: Iterable[_Traced], more_phases: Iterable[str]) -> Iterator[
     names = [*(name for name in PHASES if name != "unattributed"), *more_phases]
     rows: list[Sequence[object]] = [(*COLUMNS, *(f"{name}_s" for name in names), "loss")]
     for child, _, window in found:
+        if not isinstance(window, Window):
+            continue
         empty = (None,) * window.num_steps
         columns = (
             accumulate(window.step_s[:-1], initial=window.start_s),
@@ -193,7 +206,7 @@ def _perfetto_text(found: Iterable[_Traced]) -> Iterator[str]:
     yield f'{HEADS[".json"]} "traceEvents": [\n'
     pid, last, first_unix_s = 0, "", math.nan
     separator = ""
-    for child, header, window in found:
+    for child, header, one in found:
         events = []
         if child != last:
             pid, last = pid + 1, child
@@ -203,10 +216,29 @@ def _perfetto_text(found: Iterable[_Traced]) -> Iterator[str]:
             for tid, track in _TRACKS.items():
                 events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": track}})
         shift_s = header.started_unix_s - first_unix_s
-        events += _events(window, pid, window.start_s + (shift_s if math.isfinite(shift_s) else 0.0))
+        shift_s = shift_s if math.isfinite(shift_s) else 0.0
+        if isinstance(one, Window):
+            events += _events(one, pid, one.start_s + shift_s)
+        elif header.zero_monotonic_s is not None:
+            events += _profiled(one, pid, one.zero_s - header.zero_monotonic_s + shift_s)
         yield separator + ",\n".join(json.dumps(event, allow_nan=False) for event in events)
         separator = ",\n"
     yield "\n]}\n"
+
+
+def _profiled(profile: Profile, pid: int, zero_s: float) -> Iterator[dict[str, Any]]:
+    """Profiled steps: what the thread and the device did when; what asked for what has the same `link`."""
+    named = set()
+    for span in profile.spans():
+        tid = _PROFILED[span.kind] + span.lane
+        if tid not in named:
+            named.add(tid)
+            track = _PROFILED_TRACKS.get(tid, f"{profile.device}, stream {span.lane}")
+            named_so = {"name": f"profiled: {track}"}
+            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": named_so}
+        args = {"link": span.link, "operator": span.operator} if span.link else {}
+        times = {"ts": 1e6 * zero_s + span.start_ns / 1e3, "dur": (span.end_ns - span.start_ns) / 1e3}
+        yield {"ph": "X", "name": span.name, "pid": pid, "tid": tid, **times, "args": args}
 
 
 def _events(window: Window, pid: int, begun_s: float) -> Iterator[dict[str, Any]]:

@@ -85,7 +85,7 @@ def thin(found: Sequence[Dot], *, slices: int) -> tuple[Dot, ...]:
 
 
 def _kind(step: TimelineStep, chosen: str | None) -> Kind:
-    if step.group in ("anatomy", "warm-up", "counterfactual", "stacks", "reads"):
+    if step.group in ("anatomy", "warm-up", "counterfactual", "stacks", "reads", "profile"):
         return "aside"
     if step.label == "plain":
         return "plain"

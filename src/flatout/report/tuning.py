@@ -11,7 +11,7 @@ from pathlib import Path
 from flatout.judge.remedies import OF_ALL
 from flatout.judge.result import Result
 from flatout.records.ceilings import Machine
-from flatout.report import evidence, figures, tables, thinned, tried, verdict, words
+from flatout.report import evidence, figures, profiled, tables, thinned, tried, verdict, words
 from flatout.report.table import On, folded, shown
 from flatout.report.view import Figure, Item, Listing, Pairs, Row, Section, View
 
@@ -120,10 +120,12 @@ def _step(result: Result) -> Section:
         replace(tables.steps(result), on="screen"),
         verdict.baseline(result, "plain", on="page"),
         _drawn(result),
+        *([drawing] if (drawing := profiled.figure(result)) is not None else []),
         *_not_in_the_account(result),
         replace(verdict.binding(result), on="screen" if result.command == "why" else "both"),
         Listing(label="evidence", entries=result.diagnosis.evidence, each=True, on=why),
         *_utilization(result, why),
+        *(profiled.lines(result) if result.command == "why" else []),
         *_reads(result),
         *(Row(label="notes", value=note, tone="quiet", on=why) for note in notes),
     ]

@@ -18,20 +18,22 @@ from flatout.errors import Inconclusive
 from flatout.judge import stats
 from flatout.judge.activity import Activity, activity_of, slow_steps
 from flatout.judge.anatomy import MARKING_S, RECORDING_S, Account, Anatomy, dissect
-from flatout.judge.causes import WORTHWHILE, Findings
+from flatout.judge.causes import WORTHWHILE, Findings, arithmetic_of
 from flatout.judge.diagnosis import Diagnosis, diagnose
 from flatout.judge.paired import SCREENING, Enough, Extent, is_calm
+from flatout.judge.profiled_time import ProfiledTime, profiled_time
 from flatout.judge.read_sites import ReadSites, judged
 from flatout.judge.sequential import Looks
 from flatout.judge.stats import Comparison
 from flatout.records.as_json import to_json
 from flatout.records.ceilings import Ceilings, Machine
 from flatout.records.host_reads import HostReads
+from flatout.records.profile import Profile
 from flatout.records.stacks import Stacks
 from flatout.records.trace import Census, Levers, Scaling, Window
 from flatout.trials import windows
 from flatout.trials.bench import Bench
-from flatout.trials.budget import Budget
+from flatout.trials.budget import WINDOW_S, Budget
 from flatout.trials.child_failures import CandidateFailed
 
 MOST_WAIT_S = 120.0
@@ -46,11 +48,16 @@ STACKS_SAMPLES = 1000
 
 READS_WINDOWS = 4
 
+PROFILE_WINDOWS = 3
+"""Where others disturb them; the one with the shortest steps is taken."""
+PROFILED_STEPS, MOST_PROFILED_STEPS = 3, 20
+"""At the least, and at the most where they are short; one before them does not count."""
+
 FINDINGS = "findings.json"
 """What the diagnosis was made from, in the run folder."""
 
 
-R = TypeVar("R", Stacks, HostReads)
+R = TypeVar("R", Stacks, HostReads, Profile)
 
 
 class Baseline:
@@ -72,6 +79,7 @@ class Baseline:
         self.reads: ReadSites | None = None
         self.diagnosis: Diagnosis | None = None
         self.census: Census | None = None
+        self.profiled: ProfiledTime | None = None
         self.measure_ceilings: Callable[[], Ceilings | None] = lambda: None
         self._counterfactuals: Mapping[str, Comparison] = {}
         self._until_s = budget.deadline_s(0.9)
@@ -124,6 +132,8 @@ class Baseline:
             self.reads = self._note_reads()
         if self._begins("counting operations"):
             self.census, scaling = self.bench.census(), self.bench.scaling()
+        if self._begins("a few steps under the framework's profiler"):  # the last: what it leaves slows nothing down
+            self.profiled = self._profile()
         self._diagnose(self.census, scaling)
 
     def _begins(self, text: str) -> bool:
@@ -216,12 +226,30 @@ class Baseline:
                 break
         return judged(seen)
 
-    def _looked(self, kind: type[R], observe: str, levers: Levers | None = None) -> list[R]:
+    def _profile(self) -> ProfiledTime | None:
+        """Where a few steps went, as the framework's own profiler sees them."""
+        assert self.bench.facts is not None
+        fitting = round(WINDOW_S / self.bench.step_guess_s)
+        num_steps = 1 + min(max(fitting, PROFILED_STEPS), MOST_PROFILED_STEPS)
+        arithmetic = arithmetic_of(self.bench.facts, self.census)
+        found: list[ProfiledTime] = []
+        for _ in range(PROFILE_WINDOWS):
+            seen = self._looked(Profile, "profile", num_steps=num_steps)
+            accounts = [profiled_time(one, self.census, self.ceilings, arithmetic) for one in seen]
+            found += [account for account in accounts if account is not None]
+            calm = all(is_calm(w) for _, w in self.bench.windows[-1:])
+            if not seen or calm or time.perf_counter() > self._until_s:
+                break
+        return min(found, key=lambda one: one.step_s, default=None)
+
+    def _looked(
+        self, kind: type[R], observe: str, levers: Levers | None = None, num_steps: int | None = None
+    ) -> list[R]:
         """What a window has noted beside its steps: one record, or none where it could not be measured."""
         self.bench.answer = []
         skip = self.bench.size.loader_skip_steps if levers else self.bench.size.skip_steps
         with contextlib.suppress(CandidateFailed, Inconclusive):  # the rest does not depend on it
-            self.bench.window(levers or {}, purpose=observe, observe=observe, skip=skip)
+            self.bench.window(levers or {}, purpose=observe, observe=observe, skip=skip, num_steps=num_steps)
         return [one for one in self.bench.answer if isinstance(one, kind)]
 
     def _measure_counterfactuals(self, share: float) -> dict[str, Comparison]:
@@ -250,7 +278,7 @@ class Baseline:
             anatomy=self.anatomy, facts=self.bench.facts, num_cores=self.machine.num_cores,
             counterfactuals=self._counterfactuals, census=census, scaling=scaling, ceilings=self.ceilings,
             activity=self.activity, slow_steps=slow_steps(self.baseline, self._seen("anatomy", "phases")),
-            accounts=self.accounts,
+            accounts=self.accounts, profiled=self.profiled,
         )  # fmt: skip
         with contextlib.suppress(OSError):  # kept so that other rules can be held against it; not needed for the rest
             (self.run_folder / FINDINGS).write_text(json.dumps(to_json(findings)) + "\n", encoding="utf-8")

@@ -325,6 +325,8 @@ class PyTorch:
             reset_peak(self.calls.where)
         if self.observer.depth == "reads":
             self.observer.note_reads()
+        elif self.observer.depth == "profile":
+            self.observer.begin_profile()
         self.observer.start()
         if self.observer.depth == "stacks":
             self.observer.sample_stacks()
@@ -338,6 +340,7 @@ class PyTorch:
 
     def end_window(self) -> Mapping[str, Any]:
         stacks, host_reads = self.observer.sampled_stacks(), self.observer.noted_reads()
+        profile = self.observer.end_profile()
         device_steps = self.observer.device_steps()
         return {
             **({"device_phases": {}} if device_steps is None else _told(device_steps, deep=self.observer.is_deep)),
@@ -348,6 +351,7 @@ class PyTorch:
             "smaller_batches": self.loaders.num_smaller - self._smaller_before,
             "stacks": stacks,
             "host_reads": host_reads,
+            "profile": profile,
         }
 
     def begin_capture(self) -> None:

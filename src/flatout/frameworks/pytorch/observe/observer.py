@@ -1,9 +1,10 @@
 """When does each part of a step begin and end? The patches that tell, and the clock that they drive.
 
-Four depths: *ends* sees step ends, outermost calls (for evaluation between steps) and `torch.save`; *phases* also
+Five depths: *ends* sees step ends, outermost calls (for evaluation between steps) and `torch.save`; *phases* also
 sees fetches, backward, the optimizer, copies, synchronisations and the collection of garbage; *stacks* looks at what
-the thread does as well; *reads* sees ends, and where values are read on the host. What a deeper level needs is there
-only while a window asks for it. In: events of the training thread. Out: seconds by phase for each step.
+the thread does as well, *profile* with PyTorch's profiler; *reads* sees ends, and where values are read on the host.
+What a deeper level needs is there only while a window asks for it. In: events of the training thread. Out: seconds by
+phase for each step.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall
 from flatout.frameworks.pytorch.seams.patches import Patch, remove_all
 from flatout.guest.tracebacks import hide_ours
 from flatout.records.host_reads import HostReads
+from flatout.records.profile import Profile
 from flatout.records.stacks import Stacks
 
 if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.observe.profile_recorder import ProfileRecorder
     from flatout.frameworks.pytorch.observe.read_recorder import ReadRecorder
     from flatout.frameworks.pytorch.observe.stack_samples import StackSampler
 
@@ -39,7 +42,7 @@ SYNCS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__")
 COPIES = {"to": devices.copies, "cuda": devices.to_device}
 """Those that may copy to a device, each with what tells whether it does."""
 
-DEEP = ("phases", "stacks")
+DEEP = ("phases", "stacks", "profile")
 """Depths at which the parts of a step are timed."""
 
 
@@ -69,6 +72,7 @@ class Observer:
         self._save_began_s = 0.0
         self._sampler: StackSampler | None = None
         self._reads: ReadRecorder | None = None
+        self._profile: ProfileRecorder | None = None
         self._patches: list[Patch] = []
         self._met: set[type] = set()
         """Classes of optimizers whose `step` is patched."""
@@ -83,10 +87,11 @@ class Observer:
     # -- depth ---------------------------------------------------------------------------------------------------
 
     def observe(self, depth: str) -> None:
-        """Observe at `off`, `ends`, `phases`, `stacks` or `reads` from here on."""
+        """Observe at `off`, `ends`, `phases`, `stacks`, `reads` or `profile` from here on."""
         if depth == self.depth:
             return
         self.noted_reads()
+        self.end_profile()
         self._collections(depth in DEEP)
         remove_all(self._patches)
         self._met.clear()
@@ -285,6 +290,33 @@ class Observer:
         recorder, self._reads = self._reads, None
         return None if recorder is None else recorder.stop()
 
+    def begin_profile(self) -> None:
+        """Have PyTorch's profiler look from here on."""
+        from flatout.frameworks.pytorch.observe.profile_recorder import ProfileRecorder  # trials alone ask for it
+
+        self._profile = ProfileRecorder(self.calls.where, self.on_failure)
+        self._profile.start()
+
+    def end_profile(self) -> Profile | None:
+        """What it has seen since; None where it did not look, or failed."""
+        recorder, self._profile = self._profile, None
+        return None if recorder is None else recorder.stop()
+
+    def _note_phases(self, recorder: ProfileRecorder) -> None:
+        """Tell it where Python is from here on."""
+        pushed, popped = self.push, self.pop
+
+        def push(phase: str) -> None:
+            pushed(phase)
+            recorder.note(self.clock.top, self.clock.last)
+
+        def pop(phase: str, *, base: str | None = None) -> None:
+            popped(phase, base=base)
+            recorder.note(self.clock.top, self.clock.last)
+
+        self.push, self.pop = push, pop
+        recorder.note(self.clock.top, self.clock.last)
+
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -296,6 +328,8 @@ class Observer:
             self._device_clock = kept if kept is not None and kept.device == where else DeviceClock(where)
             self._use_device_clock(self._device_clock)
             self._on_device(self._device_clock.start, self.clock.top)
+        if self._profile is not None:
+            self._note_phases(self._profile)
         self._started_step_s = self.clock.last
         self.losses.clear()
         self._forget()
@@ -311,6 +345,8 @@ class Observer:
             self.losses.append(self._loss)
         if self._reads is not None:
             self._reads.end_step(self._evaluated_until_s)
+        if self._profile is not None:
+            self._profile.end_step(self.clock.last)
         self._forget()
         if self.device_clock is not None:
             self._on_device(self.device_clock.end_step, "recorder" if self.is_deep else self.clock.top)
