@@ -63,12 +63,13 @@ class Acts:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         self._positions: dict[int, int] = {}
         self._trap, self._mouth = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for fd in opened:
-            with contextlib.suppress(OSError):  # closed meanwhile
-                self._divert(fd)
-        sys.stdout, sys.stderr = (os.fdopen(os.dup(self._mouth), "w") for _ in range(2))
+        diverted = [fd for fd in opened if self._is_diverted(fd)]
+        own = sys.stdout, sys.stderr
+        sys.stdout, sys.stderr = ours = [os.fdopen(os.dup(self._mouth), "w") for _ in range(2)]
         written_to = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-        self._files = [one for one in gc.get_objects() if type(one) in written_to and not one.closed]
+        # all objects are gone through where the script writes to more than its terminal
+        among = gc.get_objects() if any(fd > 2 for fd in diverted) else (sys.__stdout__, sys.__stderr__, *own)
+        self._files = [*ours, *(one for one in among if type(one) in written_to and not one.closed)]
         self._flush()  # what the script has written, and not yet handed on
         sys.addaudithook(self._heard)
 
@@ -94,18 +95,24 @@ class Acts:
         """Something was tried."""
         self.tried = self.tried or what
 
-    def _divert(self, fd: int) -> None:
-        mode, flags = os.fstat(fd).st_mode, fcntl.fcntl(fd, fcntl.F_GETFL)
+    def _is_diverted(self, fd: int) -> bool:
+        """Whether what is written there comes to the pipe from now on."""
+        try:
+            mode, flags = os.fstat(fd).st_mode, fcntl.fcntl(fd, fcntl.F_GETFL)
+        except OSError:  # closed meanwhile
+            return False
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         if stat.S_ISSOCK(mode) or (writes and (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or os.isatty(fd))):
             os.dup2(self._mouth, fd)
-        elif stat.S_ISREG(mode):
+            return True
+        if stat.S_ISREG(mode):
             position = os.lseek(fd, 0, os.SEEK_CUR)
             ours = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
             os.lseek(ours, position, os.SEEK_SET)
             os.dup2(ours, fd)
             os.close(ours)
             self._positions[fd] = position
+        return False
 
     def _flush(self) -> bool:
         """Whether anything was written to what was open."""
