@@ -69,7 +69,7 @@ class Acts:
         written_to = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
         # all objects are gone through where the script writes to more than its terminal
         among = gc.get_objects() if any(fd > 2 for fd in diverted) else (sys.__stdout__, sys.__stderr__, *own)
-        self._files = [*ours, *(one for one in among if type(one) in written_to and not one.closed)]
+        self._files: list[Any] = [*ours, *(one for one in among if type(one) in written_to and not one.closed)]
         self._flush()  # what the script has written, and not yet handed on
         sys.addaudithook(self._heard)
 
