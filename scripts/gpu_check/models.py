@@ -36,7 +36,8 @@ def trained(
 def mlp(width: int, depth: int, batch: int, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD) -> Trained:
     """Linear layers and GELU, float32."""
     torch.manual_seed(0)
-    width, batch = max(16, width // SHRINK), max(4, batch // SHRINK**2)
+    if REHEARSAL:
+        width, depth, batch = max(16, width // SHRINK), min(depth, 8), max(4, batch // SHRINK**2)
     model = nn.Sequential(*[part for _ in range(depth) for part in (nn.Linear(width, width), nn.GELU())]).to(DEVICE)
     x = torch.randn(batch, width, device=DEVICE)
     return trained(model, lambda: model(x).square().mean(), optimizer)
@@ -86,9 +87,10 @@ def gpt(
     """Next tokens of random ones."""
     torch.manual_seed(0)
     if REHEARSAL:
-        context, batch, vocabulary, width, depth = context // SHRINK, 2, max(64, vocabulary // SHRINK**2), 64, 2
+        context, batch, vocabulary, width, depth = context // SHRINK, 2, max(64, vocabulary // SHRINK**2), 64, min(depth, 3)
     blocks = [Block(width, again=again) for _ in range(depth)]
-    model = nn.Sequential(nn.Embedding(vocabulary, width), *blocks, nn.Linear(width, vocabulary)).to(DEVICE)
+    model = nn.Sequential(nn.Embedding(vocabulary, width), nn.Sequential(*blocks), nn.Linear(width, vocabulary))
+    model.to(DEVICE)
     tokens = torch.randint(vocabulary, (batch, context + 1), device=DEVICE)
 
     def loss() -> torch.Tensor:
@@ -120,7 +122,7 @@ def resnet(*, depths: tuple[int, ...] = (3, 4, 6, 3), batch: int = 128) -> Train
     torch.manual_seed(0)
     size = 224
     if REHEARSAL:
-        depths, batch, size = (1, 1), 4, 64
+        depths, batch, size = (1, 1), 2, 32
     parts: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)]
     planes_in = 64
     for number, depth in enumerate(depths):
