@@ -87,7 +87,13 @@ def gpt(
     """Next tokens of random ones."""
     torch.manual_seed(0)
     if REHEARSAL:
-        context, batch, vocabulary, width, depth = context // SHRINK, 2, max(64, vocabulary // SHRINK**2), 64, min(depth, 3)
+        context, batch, vocabulary, width, depth = (
+            context // SHRINK,
+            2,
+            max(64, vocabulary // SHRINK**2),
+            64,
+            min(depth, 3),
+        )
     blocks = [Block(width, again=again) for _ in range(depth)]
     model = nn.Sequential(nn.Embedding(vocabulary, width), nn.Sequential(*blocks), nn.Linear(width, vocabulary))
     model.to(DEVICE)
