@@ -60,8 +60,10 @@ def main() -> None:
             log.run(item)
         return
     about = {"commit": _commit()}
+    os.environ["GPU_CHECK_OUT"] = str(options.out.resolve())
     if options.rehearse:
         os.environ |= {"GPU_CHECK_REHEARSES": "1", "XDG_CACHE_HOME": str(options.out.resolve() / "cache")}
+        os.environ["OMP_NUM_THREADS"] = "1"  # groups run beside each other
     else:
         from flatout.machine.cuda_devices import read_accelerators
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import types
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
+import simulated
 import torch
 from device import DEVICE, REHEARSAL, clock_s, judged, true_step_s, wait
 from log import Item
@@ -68,16 +65,10 @@ def _loop(name: str) -> Iterator[tuple[Callable[[], object], Callable[[], float]
     """A step, its true seconds, and what watches it."""
     size, reads, num_true, _ = SIZES[name]
     watched = Windows()
-    with contextlib.ExitStack() as given:
-        given.callback(watched.framework.detach)
+    try:
         if REHEARSAL:
-            sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-            from simulated_device import Mixture, Script
-
-            script = Script(Mixture(**SIMULATED[name]), pytorch=watched.framework)
-            patch = types.SimpleNamespace(setattr=lambda *names: given.enter_context(mock.patch.object(*names)))
-            script.device.times(watched.framework, script, patch)
-            yield script.step, script.true_step_s, watched
+            with simulated.loop(watched, **SIMULATED[name]) as (simulated_step, simulated_true_s):
+                yield simulated_step, simulated_true_s, watched
             return
         loop = mlp(*size)
         x, y = torch.ones((), device=DEVICE), torch.zeros((), device=DEVICE)
@@ -88,6 +79,8 @@ def _loop(name: str) -> Iterator[tuple[Callable[[], object], Callable[[], float]
                 (x + y).item()
 
         yield step, lambda: true_step_s(step, num_true), watched
+    finally:
+        watched.framework.detach()
 
 
 def _window(name: str, depth: str) -> dict[str, Any]:

@@ -1,0 +1,49 @@
+"""Scripts that wait for their input, tuned: photographs that are decoded, digits that are gathered one by one."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from device import REHEARSAL, judged
+from log import Item
+from verbs import flatout, within
+
+ROOT = Path(__file__).resolve().parents[2]
+
+NUM_PICTURES = 32 if REHEARSAL else 1500
+
+
+def items() -> list[Item]:
+    """In this order."""
+    return [
+        Item("tune_photographs", "at least 3 times as fast with 16 cores", _photographs, "CPU, by `why`"),
+        Item("why_digits", "`input` binds", partial(_why, "lenet.py")),
+    ]
+
+
+def _photographs() -> dict[str, Any]:
+    import numpy as np
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(NUM_PICTURES):
+            small = random.integers(0, 255, (30, 40, 3), dtype=np.uint8)
+            where = Path(folder, "pictures", f"class{number % 10}")
+            where.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(small).resize((400, 300)).save(where / f"{number}.jpg", quality=90)
+        verb, size = ("why", "32") if REHEARSAL else ("tune", "224")
+        script = str(ROOT / "examples" / "resnet_folder.py")
+        words = ["--data", "pictures", "--batch-size", "8" if REHEARSAL else "64", "--epochs", "1000"]
+        found = flatout(Path(folder), verb, *within(60), "--json", script, *words, "--image-size", size)
+    right = found["result"].get("ratio", 0.0) >= 3
+    return {**found, "ok": found["ok"] and judged(right) is not False}
+
+
+def _why(script: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        found = flatout(Path(folder), "why", *within(20), "--json", str(ROOT / "examples" / script), "--epochs", "1000")
+    return {**found, "ok": found["ok"] and judged(found["result"].get("binding") == "input") is not False}
