@@ -25,23 +25,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from groups import GROUPS
 from log import Log
 
 ROOT = Path(__file__).resolve().parents[2]
-
-GROUPS = {
-    "env": (10, 75),
-    "truth": (20, 90),
-    "ceilings": (20, 110),
-    "levers": (30, 150),
-    "numerics": (20, 110),
-    "compute": (60, 130),
-    "marked": (30, 100),
-    "data": (50, 130),
-    "rest": (10, 40),
-    "first_use": (50, 150),
-}
-"""Of each group: seconds that it needs at least, and seconds after which it is killed."""
 
 
 def main() -> None:
@@ -77,6 +64,8 @@ def main() -> None:
             log.note("group", lambda: {"skipped": f"{left_s:.0f} s left"})
             return
         ended = _in_a_process(name, options, about, min(most_s, left_s))
+        if ended == "cut":
+            log.note(log.now.read_text("utf-8"), lambda: {"ok": False, "error": "cut"})
         log.note("group", lambda: {"ok": ended == "0", "exit": ended})
 
     with ThreadPoolExecutor(os.cpu_count() if options.rehearse else 1) as pool:  # a device is measured by one alone

@@ -43,12 +43,15 @@ class Log:
 
     def __init__(self, out: Path, group: str, about: dict[str, Any], *, rehearses: bool) -> None:
         self._file = out / LINES
+        self.now = out / f"{group}.now"
+        """Names the item that runs, for who has to cut it off."""
         self._group = group
         self._about = about
         self._rehearses = rehearses
 
     def run(self, item: Item) -> None:
         """Run it, and write down what came out."""
+        self.now.write_text(item.name, "utf-8")
         print(f"{self._group:10} {item.name:30}", end=" ", flush=True)
         if not self._rehearses:
             self.note(item.name, item.make)
