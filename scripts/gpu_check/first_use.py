@@ -13,7 +13,7 @@ from verbs import HEAD, flatout, within
 
 BOUND = """
 torch.manual_seed(0)
-width, batch = (256, 64) if REHEARSAL else (4096, 8192)
+width, batch = (32, 16) if REHEARSAL else (4096, 8192)
 model = nn.Sequential(*[part for _ in range(6) for part in (nn.Linear(width, width), nn.GELU())]).to(DEVICE)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
 for epoch in range(100):

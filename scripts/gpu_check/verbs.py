@@ -26,7 +26,7 @@ from device import DEVICE, REHEARSAL, wait
 
 def within(seconds: int) -> list[str]:
     """The budget of a command; in a rehearsal as little as there is."""
-    return ["--budget", "3s" if REHEARSAL else f"{seconds}s"]
+    return ["--budget", "5s" if REHEARSAL else f"{seconds}s"]
 
 
 def flatout(folder: Path, *words: str) -> dict[str, Any]:
