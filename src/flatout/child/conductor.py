@@ -96,6 +96,7 @@ class Conductor:
         """Levers of a run that have shown no effect yet."""
         self._files: FilesRead | None = None
         self._gpus: GpuWatch | None = None
+        self._gpu_names: tuple[str, ...] = ()
 
     # -- start ---------------------------------------------------------------------------------------------------
 
@@ -334,7 +335,7 @@ class Conductor:
             step_s = (now_s - self._settling_since_s) / num_measured
             try:
                 facts = self.framework.facts()
-                self._least_skip = int(facts.device != "cpu")
+                self._least_skip, self._gpu_names = int(facts.device != "cpu"), facts.gpus
                 self._write(dataclasses.replace(facts, warm_up_step_s=facts.warm_up_step_s or step_s))
             except Exception as problem:  # noqa: BLE001  the rest is recorded, and a run's levers do not depend on it
                 self.on_failure("recorder", problem)
@@ -423,7 +424,7 @@ class Conductor:
         window = OpenWindow(order, index=self._num_windows, started_s=0.0)
         if order.number >= 0:  # nobody judges by free windows, and a look at all processes is not free
             window.foreign = foreign_cpu.take(os.getsid(0))
-            window.gpus = self._gpus = self._gpus or GpuWatch()
+            window.gpus = self._gpus = self._gpus or GpuWatch(gpus=self._gpu_names)
         self._num_windows += 1
         self._window = window
         if order.observe == "off":
