@@ -38,7 +38,7 @@ def items() -> list[Item]:
 def measured() -> dict[str, Any]:
     """By name, with seconds and remarks."""
     begun_s = time.perf_counter()
-    found = calibrate.ceilings(frameworks.kind("pytorch").package, refresh=True, limit_s=6.0 if REHEARSAL else None)
+    found = calibrate.ceilings(frameworks.kind("pytorch").package, refresh=True, limit_s=12.0 if REHEARSAL else None)
     values = {one.name: one.value for one in found.values}
     return {"values": values, "remarks": found.remarks, "wall_s": round(time.perf_counter() - begun_s, 1)}
 
