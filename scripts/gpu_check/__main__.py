@@ -30,6 +30,9 @@ from log import Log
 
 ROOT = Path(__file__).resolve().parents[2]
 
+PATIENCE = 3
+"""So many times as long may a group of a rehearsal take, on few cores and beside other tests."""
+
 
 def main() -> None:
     """Run groups, or be one of them."""
@@ -63,7 +66,7 @@ def main() -> None:
         if left_s < needs_s:
             log.note("group", lambda: {"skipped": f"{left_s:.0f} s left"})
             return
-        ended = _in_a_process(name, options, about, min(most_s, left_s))
+        ended = _in_a_process(name, options, about, min(PATIENCE * most_s if options.rehearse else most_s, left_s))
         if ended == "cut":
             log.note(log.now.read_text("utf-8"), lambda: {"ok": False, "error": "cut"})
         log.note("group", lambda: {"ok": ended == "0", "exit": ended})

@@ -62,7 +62,7 @@ def test_what_has_no_time_left_says_so_and_groups_can_be_named(tmp_path):
 
 
 def test_what_was_known_before_a_group_was_cut_is_kept_and_what_was_cut_is_named(tmp_path):
-    lines, _ = check(tmp_path, "--groups", "env", env=(0, 2.5))
+    lines, _ = check(tmp_path, "--groups", "env", env=(0, 0.9))
     assert ("env", "nvidia_smi") in lines and ("env", "empty_plan") not in lines
     assert lines["env", "group"]["exit"] == "cut" and lines["env", "group"]["ok"] is False
     assert [line["item"] for line in lines.values() if line.get("error") == "cut"] == [[*lines][-2][1]]
