@@ -19,9 +19,11 @@ test-all: $(FOR_DEVELOPERS)
 bench: $(FOR_DEVELOPERS)
 	$(BIN)/python benchmarks/run_all.py
 
-# Needs a GPU and any PyTorch, and no set-up; `make gpu-check REHEARSE=1` shows on a CPU that the check itself works.
+# Needs a GPU and any PyTorch, and no set-up. `GROUPS=truth,env` names groups; `REHEARSE=1` shows without a GPU that the
+# check itself works. docs/gpu.md says what it found last, and is made by scripts/gpu_page.py.
 gpu-check:
-	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/gpu_check --out $${OUT:-gpu-check} $(if $(REHEARSE),--rehearse)
+	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/gpu_check --out $${OUT:-gpu-check} \
+	  $(if $(GROUPS),--groups $(GROUPS)) $(if $(REHEARSE),--rehearse)
 
 $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.observe import devices
+from flatout.frameworks.pytorch import adapter
+from flatout.frameworks.pytorch.observe import devices, observer
 from flatout.frameworks.pytorch.observe.profile_recorder import MARK
 
 
@@ -98,6 +99,29 @@ class SimulatedDevice:
         }  # fmt: skip
         for name, function in given.items():
             monkeypatch.setattr(devices, name, function)
+        Synchronizer.device = self
+
+    def times(self, pytorch, script, monkeypatch):
+        """It stands in, its host's clock is that of what watches a script, and the script's own calls wait for it."""
+        self.stands_in(monkeypatch)
+        for module in (adapter, observer):
+            monkeypatch.setattr(module, "perf_counter", lambda: self.now_s)
+        monkeypatch.setattr(pytorch.observer.clock, "_now", lambda: self.now_s)
+        for name, wait in {"item": script.item, "to": script.to}.items():
+            monkeypatch.setattr(torch.Tensor, name, waiting(getattr(torch.Tensor, name), wait))
+        monkeypatch.setattr(torch, "save", lambda seconds, _: self.save(seconds))
+
+
+def waiting(original, wait):
+    """A method of tensors that waits for the simulated device where they lie there."""
+
+    def method(tensor, *args, **kwargs):
+        if not isinstance(tensor, OnDevice):
+            return original(tensor, *args, **kwargs)
+        wait()
+        return tensor
+
+    return method
 
 
 @dataclass(frozen=True)
@@ -301,6 +325,9 @@ class Script:
 
     def item(self):
         self.device.read(self.mixture.host_s, self.mixture.device_s)
+
+    def to(self):
+        self.device.read(self.mixture.host_s, self.mixture.copy_s or 1e-4)
 
     def true_step_s(self, num=40):
         """Of a step that nobody looks at, once the queue is as full as it gets."""

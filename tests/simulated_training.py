@@ -3,17 +3,15 @@
 import itertools
 
 import pytest
-import torch
 from hypothesis import strategies as st
 
 from conducting import FakePipe
 from flatout.child.orders import Order, SessionSpec
 from flatout.child.trial import Trial
 from flatout.frameworks.pytorch import adapter
-from flatout.frameworks.pytorch.observe import observer
 from flatout.records.facts import Facts
 from flatout.records.trace import Failure, Window
-from simulated_device import Mixture, OnDevice, Script, SimulatedDevice, Synchronizer
+from simulated_device import Mixture, Script, SimulatedDevice
 
 
 class Parent(FakePipe):
@@ -42,24 +40,10 @@ class Trained:
         self.conductor._pipe = self.pipe = Parent(self.device)
         self.conductor._write = self.written.append
         monkeypatch.setattr("flatout.machine.foreign_cpu.take", lambda _: None)  # a look at all processes takes a while
-        self.device.stands_in(monkeypatch)
-        Synchronizer.device = self.device
-        for module in (adapter, observer):
-            monkeypatch.setattr(module, "perf_counter", lambda: self.device.now_s)
-        monkeypatch.setattr(self.pytorch.observer.clock, "_now", lambda: self.device.now_s)
-        for name, wait in {"item": self.item, "to": self.to}.items():
-            original = getattr(torch.Tensor, name)
-            monkeypatch.setattr(torch.Tensor, name, waiting(original, wait))
-        monkeypatch.setattr(torch, "save", lambda seconds, _: self.device.save(seconds))
         self.script = Script(mixture or Mixture(), self.device, self.pytorch)
+        self.device.times(self.pytorch, self.script, monkeypatch)
         self.conductor.framework.prepare({}, trial=True)
         self.conductor.framework.attach(self.conductor)
-
-    def item(self):
-        self.script.item()
-
-    def to(self):
-        self.device.read(self.script.mixture.host_s, self.script.mixture.copy_s or 1e-4)
 
     def settle(self):
         while not self.of(Facts):
@@ -92,16 +76,6 @@ class Trained:
 
     def end(self):
         self.pytorch.detach()
-
-
-def waiting(original, wait):
-    def method(tensor, *args, **kwargs):
-        if not isinstance(tensor, OnDevice):
-            return original(tensor, *args, **kwargs)
-        wait()
-        return tensor
-
-    return method
 
 
 @pytest.fixture

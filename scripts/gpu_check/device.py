@@ -8,10 +8,15 @@ from collections.abc import Callable
 
 import torch
 
-REHEARSAL = os.environ.get("GPU_CHECK_DEVICE") == "cpu"
+REHEARSAL = "GPU_CHECK_REHEARSES" in os.environ
 DEVICE = torch.device("cpu" if REHEARSAL else "cuda")
 SHRINK = 16 if REHEARSAL else 1
 """By what the sizes of a rehearsal are divided."""
+
+
+def judged(fulfilled: bool) -> bool | None:
+    """What only a device can fulfil: in a rehearsal it is not judged."""
+    return None if REHEARSAL else fulfilled
 
 
 def wait() -> None:
@@ -20,16 +25,22 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
+def clock_s(compute: Callable[[], object]) -> float:
+    """Seconds by the clock on the wall from an idle device until it is idle again."""
+    wait()
+    begun_s = time.perf_counter()
+    compute()
+    wait()
+    return time.perf_counter() - begun_s
+
+
 def true_step_s(step: Callable[[], object], num: int) -> float:
     """Seconds a step by the device's own events around many steps, after two to warm up."""
     for _ in range(2):
         step()
     wait()
     if REHEARSAL:
-        begun_s = time.perf_counter()
-        for _ in range(num):
-            step()
-        return (time.perf_counter() - begun_s) / num
+        return clock_s(lambda: [step() for _ in range(num)]) / num
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(num):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from log import Log
+from log import Item
 
 TOOLS = ("g++", "nvcc", "nvidia-smi", "unshare", "newuidmap")
 FIELDS = "name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.draw,power.limit,temperature.gpu"
@@ -30,15 +31,23 @@ for step in range(40):
     optimizer.step()
 print(loss.item(), device)
 """
+INSIDE = """
+import json, os, torch
+device = "cuda" if torch.cuda.is_available() else "cpu"
+total = torch.ones(1000, device=device).sum().item()
+print(json.dumps({"device": device, "sum": total, "shm_inside": os.stat("/dev/shm").st_dev}))
+"""
 
 
-def run(log: Log) -> None:
-    """All items."""
-    log.item("nvidia_smi", _nvidia_smi)
-    log.item("versions", _versions)
-    log.item("tools", lambda: {name: shutil.which(name) for name in TOOLS})
-    log.item("isolation", _isolation)
-    log.item("empty_plan", _empty_plan)
+def items() -> list[Item]:
+    """In this order."""
+    return [
+        Item("nvidia_smi", "answers within 10 s, cold", _nvidia_smi, cannot="there is no driver to ask"),
+        Item("versions", "noted, with what a cold start takes", _versions),
+        Item("tools", "which compilers are there", lambda: {name: shutil.which(name) for name in TOOLS}),
+        Item("isolation", "is available, and a GPU computes in it; /dev/shm noted", _isolation),
+        Item("empty_plan", "`run --fixed -q`: stdout, stderr and exit code are plain Python's", _empty_plan),
+    ]
 
 
 def _timed(command: list[str], **more: Any) -> tuple[float, subprocess.CompletedProcess[str]]:
@@ -58,7 +67,7 @@ def _nvidia_smi() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, Any]:
-    begun_s = time.perf_counter()
+    begun_s = time.perf_counter()  # the first to import it here
     import torch
 
     found: dict[str, Any] = {"import_torch_s": round(time.perf_counter() - begun_s, 2), "torch": torch.__version__}
@@ -76,19 +85,34 @@ def _versions() -> dict[str, Any]:
 def _isolation() -> dict[str, Any]:
     from flatout.run import isolation
 
-    refused = isolation.available()
-    return {"refused": refused, "ok": refused is None}
+    if (refused := isolation.available()) is not None:
+        return {"refused": refused, "ok": False}
+    with tempfile.TemporaryDirectory() as place:
+        folder, run = Path(place, "work"), Path(place, "work", "run")
+        run.mkdir(parents=True)
+        command = isolation.isolate(
+            [sys.executable, "-c", INSIDE], folder=folder, script_folder=None, run_folder=run, scratch=run / "scratch"
+        )
+        took_s, done = _timed(command, cwd=folder)
+        isolation.discard(run / "scratch")
+    found = json.loads(done.stdout) if done.returncode == 0 else {}
+    found |= {"took_s": took_s, "stderr": done.stderr[-1500:], "shm_outside": Path("/dev/shm").stat().st_dev}
+    return {
+        **found,
+        "ok": found.get("sum") == 1000
+        and found["device"] == ("cpu" if "GPU_CHECK_REHEARSES" in os.environ else "cuda"),
+    }
 
 
 def _empty_plan() -> dict[str, Any]:
-    """Output and exit code of a script under `flatout run`, against plain Python's."""
+    """A script under `flatout run`, against plain Python."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train.py")
         script.write_text(textwrap.dedent(PLAIN))
         plain_s, plain = _timed([sys.executable, "train.py"], cwd=folder)
-        ours_s, ours = _timed([sys.executable, "-m", "flatout", "run", "train.py"], cwd=folder)
+        ours_s, ours = _timed([sys.executable, "-m", "flatout", "run", "--fixed", "-q", "train.py"], cwd=folder)
         return {
             "plain_s": plain_s, "flatout_s": ours_s, "plain": (plain.stdout, plain.stderr[-500:], plain.returncode),
             "flatout": (ours.stdout, ours.stderr[-1500:], ours.returncode),
-            "ok": plain.stdout == ours.stdout and plain.returncode == ours.returncode,
+            "ok": all(getattr(plain, one) == getattr(ours, one) for one in ("stdout", "stderr", "returncode")),
         }  # fmt: skip

@@ -185,7 +185,7 @@ def test_lines_of_a_page_are_no_longer_than_120_characters():
 def test_pages_stay_short():
     """Limits of the house: somebody has to read this."""
     lines = {page: len(text_of(page).splitlines()) for page in PAGES}
-    generated = {REFERENCE / name for name in GENERATED}
+    generated = {DOCS / "gpu.md", *(REFERENCE / name for name in GENERATED)}
     by_hand = sum(num for page, num in lines.items() if page.is_relative_to(DOCS) and page not in generated)
     assert by_hand + lines[ROOT / "README.md"] <= 2500
     assert lines[ARCHITECTURE] <= 170

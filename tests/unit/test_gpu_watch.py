@@ -25,6 +25,18 @@ def test_the_gpus_of_a_process_are_those_that_it_has_memory_on(library):
     assert GpuWatch(Nvml(library), pid=7).since(0.0) == {}
 
 
+def test_in_a_container_the_gpus_are_those_of_the_parameters_and_others_are_told_from_nobody(library):
+    """There the driver numbers processes otherwise: which of several is this one is not known."""
+    library.reasons, library.samples = 0x4, [(12, 6_000_000, 30)]
+    found = GpuWatch(Nvml(library), pid=1, gpus=("GPU-7f",)).since(5.0)
+    assert found == {"gpu_clock_mhz": 1980, "gpu_held_back": ("power cap",)}
+    alone = GpuWatch(Nvml(library), pid=1, gpus=("GPU-3a",))
+    library.samples = [(11, 6_000_000, 90)]
+    assert alone.since(5.0)["foreign_gpu_fraction"] == 0, "who computes there all alone is this one"
+    library.samples = [(11, 6_000_000, 90), (12, 6_000_000, 30)]
+    assert alone.since(5.0)["foreign_gpu_fraction"] == pytest.approx(0.3), "who came later is not"
+
+
 def test_what_others_compute_there_within_a_window_makes_it_busy(library):
     watch = GpuWatch(Nvml(library), pid=7)
     library.samples = [(12, 4_000_000, 90), (7, 6_000_000, 99), (12, 6_000_000, 30), (12, 6_200_000, 50)]

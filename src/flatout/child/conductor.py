@@ -81,8 +81,7 @@ class Conductor:
         """The window that is opened when so many steps have been skipped."""
         self._least_skip = 0
         """Where a device has a queue, 1: it was waited for, and a step that fills it again takes longer than others."""
-        self._num_windows = 0
-        self._skip = 0
+        self._num_windows = self._skip = 0
         self._skips_since_s = 0.0
         self._settled_at: int | None = None
         self._first_end_s = self._last_end_s = self._settling_since_s = 0.0
@@ -90,12 +89,12 @@ class Conductor:
         self._num_problems = 0
         self._early: list[Failure] = []
         """Failures from before the first step that was seen."""
-        self._pid = os.getpid()
-        self._sleeping = False
+        self._pid, self._sleeping = os.getpid(), False
         self._unproven: set[str] = set()
         """Levers of a run that have shown no effect yet."""
         self._files: FilesRead | None = None
         self._gpus: GpuWatch | None = None
+        self._gpu_names: tuple[str, ...] = ()
 
     # -- start ---------------------------------------------------------------------------------------------------
 
@@ -334,7 +333,7 @@ class Conductor:
             step_s = (now_s - self._settling_since_s) / num_measured
             try:
                 facts = self.framework.facts()
-                self._least_skip = int(facts.device != "cpu")
+                self._least_skip, self._gpu_names = int(facts.device != "cpu"), facts.gpus
                 self._write(dataclasses.replace(facts, warm_up_step_s=facts.warm_up_step_s or step_s))
             except Exception as problem:  # noqa: BLE001  the rest is recorded, and a run's levers do not depend on it
                 self.on_failure("recorder", problem)
@@ -423,7 +422,7 @@ class Conductor:
         window = OpenWindow(order, index=self._num_windows, started_s=0.0)
         if order.number >= 0:  # nobody judges by free windows, and a look at all processes is not free
             window.foreign = foreign_cpu.take(os.getsid(0))
-            window.gpus = self._gpus = self._gpus or GpuWatch()
+            window.gpus = self._gpus = self._gpus or GpuWatch(gpus=self._gpu_names)
         self._num_windows += 1
         self._window = window
         if order.observe == "off":

@@ -1,8 +1,7 @@
 """What does NVIDIA's driver say of its GPUs: energy, who computes there, what holds their clock back?
 
 In: `libnvidia-ml`, which comes with the driver, by `ctypes`. Out: numbers and words; None where the driver does not
-say, as for a slice of a GPU, or in a container that does not know its own processes by the driver's numbers. Standard
-library only and nothing of flatout: it also runs inside the user's process.
+say, as for a slice of a GPU. Standard library only and nothing of flatout: it also runs inside the user's process.
 
 Source: NVML API Reference Guide, NVIDIA (`nvml.h`).
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 LIBRARIES = ("libnvidia-ml.so.1", "nvml.dll")
@@ -145,18 +144,24 @@ class GpuWatch:
     Args:
         nvml: The driver's library; looked for without it, where there is a GPU.
         pid: The process; this one without it.
+        gpus: UUIDs of those that it computes on, where they are known. In a container the driver numbers processes
+            otherwise, and one that is alone on these is this one.
     """
 
-    def __init__(self, nvml: Nvml | None = None, pid: int | None = None) -> None:
-        self._pid = os.getpid() if pid is None else pid
+    def __init__(self, nvml: Nvml | None = None, pid: int | None = None, gpus: Sequence[str] = ()) -> None:
+        self._pids = {os.getpid() if pid is None else pid}
         self._handles: list[Any] = []
         self._nvml = nvml
         try:
             if self._nvml is None and any(map(os.path.exists, NODES)):
                 self._nvml = Nvml()
             if self._nvml is not None:
-                every = self._nvml.handles(None).values()
-                self._handles = [one for one in every if self._pid in self._nvml.processes(one)]
+                every = self._nvml.handles(",".join(gpus) or None).values()
+                computing = {id(one): self._nvml.processes(one) for one in every}
+                self._handles = [one for one in every if self._pids & computing[id(one)]]
+                if not self._handles and gpus:
+                    self._handles, found = [*every], set[int]().union(*computing.values())
+                    self._pids = found if len(found) == 1 else set()
         except (NvmlError, AttributeError, OSError):  # the driver is too old for one of these
             self._handles = []
 
@@ -172,5 +177,7 @@ class GpuWatch:
             used = [self._nvml.used(one, int(unix_s * 1e6)) for one in self._handles]
         except (NvmlError, AttributeError):
             return found
-        shares = [sum(share for pid, share in one.items() if pid != self._pid) for one in used]
+        if not self._pids:
+            return found
+        shares = [sum(share for pid, share in one.items() if pid not in self._pids) for one in used]
         return {**found, "foreign_gpu_fraction": min(max(shares), 1.0)}

@@ -216,6 +216,13 @@ def test_a_device_is_the_one_on_which_most_parameters_lie():
     assert devices.of([here, there, there, torch.ones(1)]) == torch.device("cuda", 2)
 
 
+def test_amds_devices_are_not_nvidias_though_pytorch_calls_them_so(monkeypatch):
+    here = torch.device("cuda", 0)
+    assert devices.has_queue(here) and not devices.not_measured(here)
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    assert not devices.has_queue(here) and "ROCm" in devices.not_measured(here)
+
+
 def test_where_the_clock_of_a_device_is_not_known_that_is_said(train, monkeypatch):
     one = train(TYPICAL)
     monkeypatch.setattr(devices, "of", lambda parameters: torch.device("mps"))

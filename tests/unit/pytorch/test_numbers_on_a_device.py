@@ -18,6 +18,7 @@ from flatout.frameworks.pytorch.numerics import rounding, truth  # noqa: E402
 from flatout.frameworks.pytorch.numerics.masks import Draw, differ_by_type  # noqa: E402
 from flatout.frameworks.pytorch.numerics.room import LEAST_BYTES, NoRoom, place_for, room_bytes  # noqa: E402
 from flatout.frameworks.pytorch.numerics.updates import Moved, Snapshot, updated  # noqa: E402
+from flatout.frameworks.pytorch.observe import devices  # noqa: E402
 from flatout.frameworks.pytorch.seams.random_states import RandomStates  # noqa: E402
 from flatout.judge import agreement  # noqa: E402
 
@@ -41,15 +42,23 @@ OUT_OF_MEMORY = [
 @pytest.fixture
 def device(monkeypatch):
     """A device of 80 GB of which 10 are free and 5 in PyTorch's hands; its `calls.device` is for the test to set."""
-    state = SimpleNamespace(free=10 * GB, reserved=8 * GB, peak=3 * GB, capability=(9, 0))
+    state = SimpleNamespace(free=10 * GB, reserved=8 * GB, peak=3 * GB, capability=(9, 0), asked=[])
     SimulatedDevice().stands_in(monkeypatch)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # as it is from the start; ceilings set it otherwise
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (state.free, 80 * GB))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: state.reserved)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: state.peak)
+
+    def stand_in(name, answer):
+        def ask(device=None):
+            state.asked.append((name, device))
+            return answer()
+
+        monkeypatch.setattr(torch.cuda, name, ask)
+
+    stand_in("synchronize", lambda: None)
+    stand_in("mem_get_info", lambda: (state.free, 80 * GB))
+    stand_in("memory_reserved", lambda: state.reserved)
+    stand_in("max_memory_allocated", lambda: state.peak)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: state.capability)
-    monkeypatch.setattr(truth, "slowdown", lambda dtype, convolves: 2.0)
+    monkeypatch.setattr(truth, "slowdown", lambda dtype, convolves, device: 2.0)
     return state
 
 
@@ -60,7 +69,7 @@ def compared(watch, model, plant, *, class_="rounding", check="gradients", on_de
     optimizer = (make or (lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9)))(model.parameters())
     watched.compare(4, {NAME: {}}, check)
     for step in range(8):
-        watched.pytorch.calls.device = "cuda" if on_device and step > 1 else "cpu"
+        watched.pytorch.calls.device = "cuda:1" if on_device and step > 1 else "cpu"
         optimizer.zero_grad()
         model(torch.randn(*shape)).pow(2).mean().backward()
         optimizer.step()
@@ -88,6 +97,19 @@ def test_a_quarter_of_what_is_free_where_a_step_needs_most_may_be_kept(device, m
     assert 10 * GB < room_bytes("cpu") <= 16 * GB
     monkeypatch.setattr("flatout.frameworks.pytorch.numerics.room.free_memory_bytes", lambda: None)
     assert room_bytes("cpu") == LEAST_BYTES
+
+
+@pytest.mark.parametrize("check", ["gradients", "updates"])
+def test_memory_and_waiting_are_those_of_the_device_that_trains_and_not_of_the_current_one(watch, device, check):
+    assert compared(watch, mlp(), nothing, check=check, on_device=True)[0].verdict == "agrees"
+    assert {where for _, where in device.asked} == {torch.device("cuda", 1)}
+
+
+def test_autocast_is_that_of_whatever_accelerator_there_is(watch, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("xpu"))
+    assert devices.kinds() == ("cpu", "xpu")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: None)
+    assert devices.kinds() == ("cpu",)
 
 
 def test_what_is_larger_than_the_least_is_compared_where_memory_is_free(watch, monkeypatch):
@@ -377,7 +399,7 @@ def test_on_a_device_no_index_can_lie_in_the_half_that_is_cut(watch, device, on_
 
     watched.at(4, begin)
     for step in range(8):
-        watched.pytorch.calls.device = "cuda" if on_device and step > 1 else "cpu"
+        watched.pytorch.calls.device = "cuda:1" if on_device and step > 1 else "cpu"
         model(torch.randn(8, 4), *(() if kept else (places,))).sum().backward()
         optimizer.step()
     watched.pytorch.calls.device = "cpu"
@@ -482,7 +504,7 @@ def test_float64_is_computed_only_where_a_product_says_that_it_can_be_afforded(w
     scaled = around(lambda module, compute, args, kwargs: Scaled.apply(compute(*args, **kwargs)))
     asked = []
 
-    def slow(dtype, convolves):
+    def slow(dtype, convolves, device):
         asked.append((dtype, convolves))
         return 1e9
 

@@ -26,7 +26,7 @@ class Clock:
 class Recording:
     def __init__(self, **options):
         self.clock, self.failures = Clock(), []
-        options = {"on_device": False, "now": self.clock, **options}
+        options = {"device": torch.device("cpu"), "now": self.clock, **options}
         self.recorder = ReadRecorder(
             threading.get_ident(), on_failure=lambda *what: self.failures.append(what), **options
         )
@@ -138,6 +138,14 @@ def test_the_optimizers_own_step_counters_are_no_reads():
     with Recording() as recording:
         optimizer.step()
     assert recording.reads == []
+
+
+def test_a_script_may_wait_for_its_device_without_naming_its_kind(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    with Recording(device=torch.device("cuda")) as recording:
+        torch.accelerator.synchronize()
+    (row,) = recording.found.rows
+    assert (row.read, row.on_device) == ("synchronize", True)
 
 
 def test_other_threads_are_not_noted():
@@ -289,7 +297,7 @@ def test_the_waits_are_those_that_pytorch_warns_of():
             body()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    with Recording(on_device=True) as recording:
+    with Recording(device=torch.device("cuda")) as recording:
         body()
     waits = {w.lineno for w in warned if "synchronizing CUDA operation" in str(w.message)}
     assert sorted(line for line, _, _ in recording.reads) == sorted(waits)

@@ -39,7 +39,9 @@ class Attention(CudaLever):
     parameter = "backend"
     choices: ClassVar = ("flash", "efficient", "cudnn", "math")
     partners: ClassVar = ("bf16",)  # flash and cuDNN's compute in 16 bits alone
-    conflicts: ClassVar = ("compile",)  # a compiled function keeps the backend that it was compiled with
+    # A compiled function keeps the backend that it was compiled with, and PyTorch's cache of compiled functions (of
+    # AOTAutograd, seen in 2.13) gives it to one that is compiled for another: its key leaves out which are allowed.
+    conflicts: ClassVar = ("compile",)
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """Scripts that call it, where another backend than now may compute it and the script has switched none off."""

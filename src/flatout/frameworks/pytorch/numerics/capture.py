@@ -17,6 +17,7 @@ import torch
 from flatout.frameworks.pytorch.numerics.differences import Gradients
 from flatout.frameworks.pytorch.numerics.gradient_calls import GradientCalls
 from flatout.frameworks.pytorch.numerics.room import num_bytes, room_bytes
+from flatout.frameworks.pytorch.observe import devices
 from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.patches import Patch, remove_all
@@ -45,7 +46,7 @@ class CapturedCall:
         self.autocast_off = False
         """Whether the call is made without the autocast that the script had around it."""
         self._autocasts = [
-            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in devices.kinds()
         ]
         self._cached = torch.is_autocast_cache_enabled()
         self._takes_gradients, self._infers = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -152,7 +153,7 @@ class Capture:
         """Keep the next two steps; the first begins now, at a boundary."""
         self.drop()
         self.active = True
-        self.limit_bytes = room_bytes(self._calls.device)
+        self.limit_bytes = room_bytes(str(self._calls.where))
         self._calls.refresh()
         self._calls.capture = self._record
         self.gradient_calls.install()
@@ -217,7 +218,7 @@ class Capture:
             self._give_up("the model is called within a transform of `torch.func`")
             return None
         try:
-            return CapturedCall(call, args, kwargs, self._calls.device)
+            return CapturedCall(call, args, kwargs, str(self._calls.where))
         except Exception as problem:  # noqa: BLE001
             self._give_up(f"the model's inputs cannot be kept ({type(problem).__name__})")
             return None

@@ -257,7 +257,7 @@ class Numerics:
         if not optimizers:
             return "no optimizer has gradients at this point"
         self._session.engage_exactly({})
-        snapshot = Snapshot(optimizers, self._session.device)
+        snapshot = Snapshot(optimizers, self._replayer.device)
         random = RandomStates()
         clip = self._clipping(optimizers)
         vary = bears_other_options(self._session, optimizers, snapshot)
@@ -278,7 +278,7 @@ class Numerics:
                 multiple_of=f"{self._name(parameter)}{f' ({key})' if key else ''}",
             )
 
-        plain = update(lambda: Moved(optimizers, snapshot, self._session.device))
+        plain = update(lambda: Moved(optimizers, snapshot, self._replayer.device))
         baseline_error = update(lambda: relative_error(snapshot.beside(plain).values()))
         self._session.engage_exactly(levers)
         try:

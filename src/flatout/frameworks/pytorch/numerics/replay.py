@@ -18,6 +18,7 @@ from torch import nn
 from flatout.frameworks.pytorch.numerics.capture import CapturedCall
 from flatout.frameworks.pytorch.numerics.differences import Gradients, reals
 from flatout.frameworks.pytorch.numerics.room import num_bytes, place_for
+from flatout.frameworks.pytorch.observe import devices
 from flatout.frameworks.pytorch.seams.calls import Calls
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
@@ -111,8 +112,8 @@ class Replayer:
 
     @property
     def device(self) -> str:
-        """Where the models compute, `cuda` or `cpu`."""
-        return self._calls.device
+        """Where the models compute, as `cuda:1` or `cpu`."""
+        return str(self._calls.where)
 
     def run(
         self,
@@ -145,7 +146,7 @@ class Replayer:
                     found.randoms.append(RandomStates())
                     found.add(gradients, frozenset(one.cleared) if uncleared else frozenset())
             found.keep_outputs()
-            kinds = [kind if torch.is_autocast_enabled(kind) else None for kind in ("cpu", "cuda")]
+            kinds = [kind if torch.is_autocast_enabled(kind) else None for kind in devices.kinds()]
             found.settings = (*(kind and torch.get_autocast_dtype(kind) for kind in kinds), torch.get_default_dtype())
             for module in modules.values():
                 found.buffers |= {key: (before.get(key, b.new_empty(0)), b) for key, b in _buffers(module).items()}
@@ -192,8 +193,8 @@ class Replayer:
         return gradients
 
     def _wait(self) -> None:
-        if self._calls.device == "cuda":
-            torch.cuda.synchronize()
+        if devices.has_queue(self._calls.where):
+            devices.wait(self._calls.where)
 
 
 def _buffers(module: nn.Module) -> dict[tuple[int, str], torch.Tensor]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from flatout.frameworks.pytorch.observe import devices
 from flatout.machine.control_groups import free_memory_bytes, text_of
 
 LEAST_BYTES = 200_000_000
@@ -33,15 +34,12 @@ class NoRoom(Exception):
 
 
 def room_bytes(device: str) -> int:
-    """How much may be kept on `cuda` or on the host, of what is free where a step needs most.
-
-    What PyTorch's allocator holds and has not given out is free as well.
-    """
+    """How much may be kept on a device, as `cuda:1`, or on the host, of what is free where a step needs most."""
     if device == "cpu":
         used = dict(_USED.findall(text_of(Path("/proc/self/status"))))
         free = (free_memory_bytes() or 0) - 1024 * (int(used.get("HWM", 0)) - int(used.get("RSS", 0)))
     else:
-        free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.max_memory_allocated()
+        free = devices.free_bytes(torch.device(device))
     return max(LEAST_BYTES, int(SHARE * free))
 
 

@@ -69,7 +69,7 @@ class Trained:
 
     def memory_of_step(self) -> int | None:
         """See `flatout.frameworks.contract.Trained`."""
-        device = self._calls.device
+        device = self._calls.where
         found = peak_bytes(device) if self._is_reset else None
         self._is_reset = reset_peak(device)
         return found

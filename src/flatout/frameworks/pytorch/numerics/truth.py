@@ -76,11 +76,11 @@ def affordable_s(calls: Sequence[CapturedCall]) -> float:
     dtypes = {dtype for c in calls for dtype in (*c.autocast_dtypes, *(p.dtype for p in c.call.module.parameters()))}
     narrowest = min(dtypes & set(_NARROW), key=lambda dtype: dtype.itemsize, default=torch.float32)
     convolves = any(isinstance(part, _ConvNd) for c in calls for part in c.call.module.modules())
-    return AFFORDABLE_ON_DEVICE_S / slowdown(narrowest, convolves)
+    return AFFORDABLE_ON_DEVICE_S / slowdown(narrowest, convolves, next(c.device for c in calls if c.device != "cpu"))
 
 
 @functools.cache
-def slowdown(dtype: torch.dtype, convolves: bool, device: str = "cuda") -> float:
+def slowdown(dtype: torch.dtype, convolves: bool, device: str) -> float:
     """How many times as long a product, or also a convolution, takes on a device in float64 as in a type.
 
     As large as in models, and as often as a clock can see; in the type whatever the script allows (TF32) counts.

@@ -17,7 +17,7 @@ import torch
 Event = torch.Event
 
 MEASURED = ("cuda",)
-"""Kinds with a queue whose clock was tried; PyTorch calls AMD's so, too."""
+"""Kinds with a queue whose clock is read; PyTorch calls AMD's so, too, whose clock is not."""
 
 
 def of(parameters: Iterable[torch.Tensor]) -> torch.device | None:
@@ -32,7 +32,17 @@ def of(parameters: Iterable[torch.Tensor]) -> torch.device | None:
 
 def has_queue(device: torch.device) -> bool:
     """Whether steps there are timed by its own clock."""
-    return device.type in MEASURED
+    return device.type in MEASURED and torch.version.hip is None
+
+
+def kinds() -> tuple[str, ...]:
+    """On which a model may compute here.
+
+    >>> kinds()[0]
+    'cpu'
+    """
+    found = torch.accelerator.current_accelerator()
+    return ("cpu",) if found is None else ("cpu", found.type)
 
 
 def not_measured(device: torch.device) -> str:
@@ -41,9 +51,10 @@ def not_measured(device: torch.device) -> str:
     >>> not_measured(torch.device("cpu")), not_measured(torch.device("mps"))
     ('', 'the clock of `mps` is not known here, and a clock of the host would time the orders it is given')
     """
-    if device.type in ("cpu", *MEASURED):
+    if device.type == "cpu" or has_queue(device):
         return ""
-    return f"the clock of `{device.type}` is not known here, and a clock of the host would time the orders it is given"
+    name = "ROCm" if device.type in MEASURED else device.type
+    return f"the clock of `{name}` is not known here, and a clock of the host would time the orders it is given"
 
 
 # -- its clock -------------------------------------------------------------------------------------------------------
@@ -62,6 +73,11 @@ def current_stream(device: torch.device) -> torch.Stream:
 def record(event: Event, stream: torch.Stream) -> None:
     """Set it to when the stream has done all it has been told so far."""
     event.record(stream)
+
+
+def wait(device: torch.device) -> None:
+    """Until it has done all that it was told."""
+    torch.get_device_module(device).synchronize(device)
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -130,6 +146,13 @@ def in_use() -> torch.device | None:
     if kind is None or not has_queue(kind) or not torch.get_device_module(kind).is_initialized():
         return None
     return torch.device(kind.type, torch.get_device_module(kind).current_device())
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of its memory what is free where a step needs most; what PyTorch's allocator holds and gave nobody is."""
+    module = torch.get_device_module(device)
+    free, _ = module.mem_get_info(device)
+    return int(free + module.memory_reserved(device) - module.max_memory_allocated(device))
 
 
 def reset_peak(device: torch.device) -> None:

@@ -281,8 +281,7 @@ class Observer:
         from flatout.frameworks.pytorch.observe.read_recorder import ReadRecorder  # trials alone ask for it
 
         self.noted_reads()
-        on_device = devices.has_queue(self.calls.where)
-        self._reads = ReadRecorder(self.calls.thread, on_device=on_device, on_failure=self.on_failure)
+        self._reads = ReadRecorder(self.calls.thread, device=self.calls.where, on_failure=self.on_failure)
         self._reads.start()
 
     def noted_reads(self) -> HostReads | None:

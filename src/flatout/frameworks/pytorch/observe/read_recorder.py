@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
+from flatout.frameworks.pytorch.observe import devices
 from flatout.frameworks.pytorch.seams.patches import Patch, remove_all
 from flatout.frameworks.pytorch.seams.script_code import script_frame
 from flatout.frameworks.pytorch.seams.update_hooks import leave_uncompiled
@@ -46,7 +47,7 @@ class ReadRecorder:
 
     Args:
         thread: Its `threading.get_ident`.
-        on_device: Whether the script trains on a GPU, where some further calls wait.
+        device: On which the script trains; for one with a queue some further calls wait.
         on_failure: Told where noting fails; what reads goes on unnoted.
         now: The clock, in seconds.
     """
@@ -55,12 +56,12 @@ class ReadRecorder:
         self,
         thread: int,
         *,
-        on_device: bool,
+        device: torch.device,
         on_failure: Callable[[str, BaseException], None] | None = None,
         now: Callable[[], float] = perf_counter,
     ) -> None:
         self._thread = thread
-        self._on_device = on_device
+        self._device = device
         self._on_failure = on_failure
         self._now = now
         self._patches: list[Patch] = []
@@ -74,9 +75,9 @@ class ReadRecorder:
     def start(self) -> None:
         """Begin to note."""
         holders: list[tuple[Any, str]] = [(torch.Tensor, name) for name in READS]
-        if self._on_device:
+        if devices.has_queue(self._device):
             holders += [(torch.Tensor, name) for name in FROM_DEVICE]
-            holders += [(one, "synchronize") for one in (torch.cuda, torch.cuda.Stream, torch.cuda.Event)]
+            holders += devices.waits(self._device)
         for holder, name in holders:
             self._patches.append(Patch(holder, name, self._noting(name)))
 
