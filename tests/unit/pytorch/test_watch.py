@@ -169,7 +169,7 @@ def test_what_workers_would_not_have_as_it_is_is_noticed_wherever_it_lies(tmp_pa
     path = tmp_path / "items.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a", "b")
-    assert held_apart(Thing(path=path, many=[{"id": k} for k in range(20_000)])) is None
+    assert held_apart(Thing(path=path, many=[Thing(id=k) for k in range(30_000)])) is None
     with path.open("rb") as file:
         assert "_io.BufferedReader" in held_apart(Thing(parts=[{"file": file}]))
     with zipfile.ZipFile(path) as archive:
@@ -180,8 +180,8 @@ def test_what_workers_would_not_have_as_it_is_is_noticed_wherever_it_lies(tmp_pa
 
 
 def test_more_than_can_be_watched_is_refused():
-    with pytest.raises(UnknownError, match="more objects"):
-        Watch([{"id": k} for k in range(20_000)])
+    with pytest.raises(UnknownError, match="more than 20,000"):
+        Watch([Thing(id=k) for k in range(30_000)])
 
 
 def test_what_changed_has_its_name():
@@ -402,7 +402,7 @@ def test_sums_that_threads_of_the_script_would_share_are_plains():
         (ours, num_taken, problems), plain = again(2), again(0)
     finally:
         torch.set_num_threads(before)
-    assert ours == plain[0] and num_taken == 0 and "add up" in problems[0]
+    assert ours == plain[0] and num_taken == 0 and "`torch.sum`" in problems[0]
 
 
 def test_a_process_that_hangs_is_waited_for_briefly_and_once(monkeypatch):

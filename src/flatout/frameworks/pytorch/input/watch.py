@@ -10,6 +10,8 @@ import ctypes
 import functools
 import mmap
 import operator
+import os
+import random
 import types
 import zlib
 from collections.abc import MutableMapping, Sequence
@@ -21,12 +23,15 @@ from torch.utils.data import DataLoader
 
 from flatout.frameworks.pytorch.input.ahead.generators import state_of
 from flatout.frameworks.pytorch.input.reach import (
+    BYTES,
     CONTAINERS,
     GENERATORS,
     SIMPLE,
     UnknownError,
+    arrays_of,
     attributes_of,
     held_by,
+    is_plain,
     odd_ones,
     reached,
 )
@@ -50,22 +55,34 @@ class Watch:
 
     def __init__(self, *things: Any) -> None:
         self.things = things
-        found = reached(*things)
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                self._look()
+        except UnknownError:
+            raise
+        except Exception as problem:
+            raise UnknownError(f"it cannot be looked into: {type(problem).__name__}: {problem}") from problem
+
+    def _look(self) -> None:
+        found = reached(*self.things)
         self.generators: Sequence[Any] = [one for one, _ in found if isinstance(one, GENERATORS)]
         """The dataset's own, which may move: where they stand is not part of what is compared here."""
-        try:
-            for one in self.generators:
-                state_of(one)
-        except Exception as problem:
-            raise UnknownError(f"a random generator of its own does not say where it stands: {problem}") from problem
-        found = [(one, name) for one, name in found if not isinstance(one, GENERATORS)]
+        for one in self.generators:
+            state_of(one)
+        shared = _shared_memory()
+        for one, name in found:
+            if _num_bytes(one) and any(begin <= _extent(one)[0] < end for begin, end in shared):
+                raise UnknownError(f"`{name}` lies in memory that processes share")
         self._kept = [_Kept(one, name, MANY_BYTES) for one, name in found]
         self._large = [one for one, _ in found if MANY_BYTES < _num_bytes(one) <= MOST_BYTES]
         self._sums: list[int] = []
         self._edges: list[tuple[int, int, bytes]] = []
+        self._around = _surroundings()
 
     def changed(self) -> str | None:
         """The name of the first thing that is not as it was, or None."""
+        if self._around != (around := _surroundings()):
+            return next(name for name in around if around[name] != self._around[name])
         for kept in self._kept:
             if (name := kept.changed()) is not None:
                 return name
@@ -99,20 +116,21 @@ class _Kept:
 
     def __init__(self, one: Any, name: str, most_bytes: int) -> None:
         self.one, self.name, self._most_bytes = one, name, most_bytes
-        self._before: Any = list(one) if type(one) is list else _held(one, most_bytes)
-        self._is_plain = type(one) in (list, dict, set) and not odd_ones(one)
-        """Whether it holds simple values alone, which may be compared as a whole."""
+        self._is_plain = is_plain(one)
+        self._before: Any = _copied(one) if self._is_plain else _held(one, most_bytes)
 
     def changed(self) -> str | None:
         one, before = self.one, self._before
-        now = one if type(one) is list else _held(one, self._most_bytes)
-        try:
-            if (self._is_plain and before == now) or (len(before) == len(now) and all(map(operator.is_, before, now))):
-                return None
-        except Exception:  # noqa: BLE001  something of the script's own kind lies in there now
-            return self.name
+        if self._is_plain:
+            try:
+                return None if before == one and [*before] == [*one] else self.name
+            except Exception:  # noqa: BLE001  something of the script's own kind lies in there now
+                return self.name
+        now = _held(one, self._most_bytes)
         if len(before) != len(now):
             return self.name
+        if all(map(operator.is_, before, now)):
+            return None
         pairs = enumerate(zip(before, now, strict=True))
         other = next((at for at, (former, value) in pairs if not _equal(former, value)), None)
         if other is None:
@@ -130,16 +148,63 @@ def _held(one: Any, most_bytes: int) -> list[Any]:
         return [*held_by(one).values(), one.__code__]
     if isinstance(one, functools._lru_cache_wrapper):
         return [one.cache_info().misses]
+    if isinstance(one, BYTES):
+        return [bytes(one), *attributes_of(one).values()]
+    if type(one).__module__.partition(".")[0] == "pandas":
+        return [id(array) for array in arrays_of(one, "")]
     found: list[Any] = list(attributes_of(one).values())
+    if isinstance(one, random.Random):
+        return [value for name, value in attributes_of(one).items() if name != "gauss_next"]  # of where it stands
+    if isinstance(one, GENERATORS):
+        bits = getattr(one, "bit_generator", getattr(one, "_bit_generator", one))
+        return [*found, getattr(getattr(bits, "seed_seq", None), "n_children_spawned", None)]
     if isinstance(one, dict):
         return [*found, *one, *one.values()]
     if isinstance(one, CONTAINERS):
         return [*found, *one]
     if isinstance(one, torch.Tensor):
-        return [*found, one._version, one.data_ptr(), one.shape, one.stride(), _few_bytes(one, FEW_BYTES)]
+        return [*found, one._version, one.data_ptr(), one.shape, one.stride(), _few_bytes(one, most_bytes)]
     if isinstance(one, np.ndarray):
         inside = one.ravel().tolist() if one.dtype.hasobject else [_few_bytes(one, most_bytes)]
         return [*found, one.__array_interface__["data"][0], one.shape, one.strides, one.dtype, *inside]
+    return found
+
+
+def _copied(plain: Any) -> Any:
+    """The same again, of what holds nothing but simple values and the like."""
+    if type(plain) is dict:
+        return {key: _copied(value) for key, value in plain.items()}
+    if type(plain) not in (list, tuple, set) or not odd_ones(plain):
+        return plain.copy() if type(plain) in (list, set) else plain
+    return type(plain)(map(_copied, plain))
+
+
+def _surroundings() -> dict[str, Any]:
+    """What holds for all code of a process."""
+    return {
+        "os.environ": dict(os.environ),
+        "the folder": _folder(),
+        "torch.get_default_dtype()": torch.get_default_dtype(),
+        "torch.is_grad_enabled()": torch.is_grad_enabled(),
+    }
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it is gone
+        return ""
+
+
+def _shared_memory() -> list[tuple[int, int]]:
+    """Where memory begins and ends that other processes may see written to."""
+    found = []
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            where, flags, *_ = line.split(maxsplit=2)
+            if "w" in flags and "s" in flags:
+                begin, end = (int(at, 16) for at in where.split("-"))
+                found.append((begin, end))
     return found
 
 

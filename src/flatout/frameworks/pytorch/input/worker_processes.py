@@ -49,6 +49,7 @@ class Process(type(multiprocessing.get_context("fork")).Process):  # type: ignor
         """Fork."""
         self._by_main_thread = threading.get_native_id() == os.getpid()
         super().start()
+        multiprocessing.process._children.discard(self)  # type: ignore[attr-defined]  # the script may join its own
 
     def run(self) -> None:
         """What the forked process does."""
@@ -91,6 +92,8 @@ class _Pickler(ForkingPickler):
             TypeError: PyTorch's own way would lose something of it.
         """
         if type(value) is torch.Tensor:
+            if value.requires_grad and not value.is_leaf:
+                raise TypeError("a tensor that has a gradient to come cannot be sent")
             if value.is_quantized or vars(value) or value.is_conj() or value.is_neg():
                 raise TypeError("a tensor that is quantized, conjugate or carries attributes cannot be sent whole")
             return True

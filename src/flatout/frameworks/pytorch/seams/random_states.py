@@ -5,6 +5,7 @@ In: nothing, or generators of the script's own. Out: a snapshot that can be rest
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from collections.abc import Iterable
@@ -41,7 +42,7 @@ class RandomStates:
         self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         self.python = random.getstate()
         numpy = sys.modules.get("numpy")
-        self.numpy = numpy.random.get_state() if numpy is not None else None
+        self.numpy = pickle.dumps(numpy.random.get_state(legacy=False)) if numpy is not None else None
         self.own = [(g, g.get_state()) for g in generators if g is not None]
 
     def restore(self) -> None:
@@ -51,7 +52,7 @@ class RandomStates:
             torch.cuda.set_rng_state_all(self.cuda)
         random.setstate(self.python)
         if self.numpy is not None:
-            sys.modules["numpy"].random.set_state(self.numpy)
+            sys.modules["numpy"].random.set_state(pickle.loads(self.numpy))
         for generator, state in self.own:
             generator.set_state(state)
 
@@ -63,6 +64,4 @@ class RandomStates:
         pairs += [(a, b) for (_, a), (_, b) in zip(self.own, other.own, strict=False)]
         if any(not torch.equal(a, b) for a, b in pairs):
             return False
-        if self.numpy is None or other.numpy is None:
-            return True
-        return bool((self.numpy[1] == other.numpy[1]).all() and self.numpy[2:] == other.numpy[2:])
+        return self.numpy is None or other.numpy is None or self.numpy == other.numpy

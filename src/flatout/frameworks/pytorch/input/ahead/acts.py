@@ -10,13 +10,14 @@ import contextlib
 import fcntl
 import gc
 import io
+import logging
 import os
-import re
 import resource
 import stat
 import sys
 import threading
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
@@ -30,14 +31,38 @@ _KINDS = (
 )  # fmt: skip
 """Events of Python's by how they begin: files, processes, connections, signals."""
 
-_SUMS = re.compile(
-    "sum|mean|var|std|norm(?!al)|prod|mm|matmul|mv|dot|conv|linear|fft|hist|trace|dist|linalg|svd|eig|solve|inv|cov|corr"
-    "|einsum|loss"
-)
-"""Names of operations of PyTorch's whose last bit may depend on how many threads share them."""
+_ALIKE = {
+    "add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "remainder", "fmod", "neg", "abs",
+    "sign", "exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "rsqrt", "square", "pow", "float_power",
+    "clamp", "clip", "where", "to", "type", "float", "double", "half", "bfloat16", "int", "long", "short",
+    "bool", "cpu", "detach", "clone", "contiguous", "copy", "view", "view_as", "reshape", "flatten",
+    "unflatten", "ravel", "permute", "transpose", "t", "swapaxes", "movedim", "squeeze", "unsqueeze", "expand",
+    "expand_as", "repeat", "repeat_interleave", "tile", "flip", "fliplr", "flipud", "rot90", "roll", "pad",
+    "cat", "concat", "concatenate", "stack", "hstack", "vstack", "chunk", "split", "tensor_split", "unbind",
+    "narrow", "select", "index_select", "gather", "take", "take_along_dim", "masked_select", "masked_fill",
+    "fill", "zero", "zeros", "ones", "empty", "full", "zeros_like", "ones_like", "empty_like", "full_like",
+    "arange", "linspace", "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "normal",
+    "bernoulli", "uniform", "exponential", "random", "dropout", "tensor", "as_tensor", "from_numpy", "asarray",
+    "numpy", "tolist", "item", "size", "dim", "ndimension", "numel", "nelement", "element_size", "stride",
+    "is_contiguous", "data_ptr", "storage_offset", "untyped_storage", "getitem", "setitem", "get", "set", "len",
+    "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "invert", "logical_and", "logical_or",
+    "logical_not", "logical_xor", "isnan", "isinf", "isfinite", "any", "all", "max", "min", "amax", "amin",
+    "aminmax", "maximum", "minimum", "argmax", "argmin", "sort", "argsort", "topk", "unique", "nonzero",
+    "floor", "ceil", "round", "trunc", "frac", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos",
+    "atan", "atan2", "sigmoid", "relu", "gelu", "silu", "leaky_relu", "hardtanh", "interpolate", "grid_sample",
+    "affine_grid", "unfold", "one_hot", "embedding", "meshgrid", "triu", "tril", "diag", "requires_grad",
+    "is_floating_point", "is_complex", "reciprocal", "lerp", "quantile", "searchsorted", "bucketize", "iter",
+    "reversed", "deepcopy", "array", "repr", "format", "hash",
+}  # fmt: skip
+"""Operations of PyTorch's, without underscores around them, each of whose numbers one thread computes alone."""
 
 GRAIN = 32768
 """Elements below which PyTorch leaves an operation to one thread. Source: `at::internal::GRAIN_SIZE`."""
+
+_WRITERS = {"torch._C": ("PyTorchFileWriter",), "cv2": ("imwrite", "imwritemulti", "VideoWriter", "FileStorage")}
+"""By module, what writes files without telling Python."""
+
+_IO = "/proc/thread-self/io"
 
 _HANDING_OVER = ("QueueFeederThread", "(_serve)")
 """Threads in which `multiprocessing` sends what was made."""
@@ -51,11 +76,11 @@ class Acts:
     """What the code of a batch tried to do.
 
     Args:
-        opened: The file descriptors that were open before the process was made, which are the script's.
+        opened: What was open before the process was made, which is the script's, by file descriptor (`opened_now`).
         num_threads: How many threads share an operation of PyTorch's in the script's process.
     """
 
-    def __init__(self, opened: Sequence[int], num_threads: int) -> None:
+    def __init__(self, opened: Mapping[int, tuple[int, int]], num_threads: int) -> None:
         self.tried = ""
         """The first thing, or empty."""
         self._is_batch = False
@@ -63,19 +88,38 @@ class Acts:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         self._positions: dict[int, int] = {}
         self._trap, self._mouth = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        diverted = [fd for fd in opened if self._is_diverted(fd)]
+        now = opened_now()  # some of the script's may be closed since, and their numbers those of others
+        diverted = [fd for fd, what in opened.items() if now.get(fd) == what and self._is_diverted(fd)]
         own = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = ours = [os.fdopen(os.dup(self._mouth), "w") for _ in range(2)]
         written_to = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
         # all objects are gone through where the script writes to more than its terminal
-        among = gc.get_objects() if any(fd > 2 for fd in diverted) else (sys.__stdout__, sys.__stderr__, *own)
+        among: Any = gc.get_objects() if any(fd > 2 for fd in diverted) else (sys.__stdout__, sys.__stderr__, *own)
         self._files: list[Any] = [*ours, *(one for one in among if type(one) in written_to and not one.closed)]
         self._flush()  # what the script has written, and not yet handed on
+        self._num_written = 0
+        self._listen()
+
+    def _listen(self) -> None:
+        """Hear of what is about to be done, logged, warned of, and written by those who do not tell Python."""
         sys.addaudithook(self._heard)
+        for module, names in _WRITERS.items():
+            for name in names if module in sys.modules else ():
+                if hasattr(sys.modules[module], name):
+                    setattr(sys.modules[module], name, self._not_here("writes to a file"))
+        logging.Logger.callHandlers = self._not_here("logs")  # type: ignore[method-assign]
+        warnings._showwarnmsg = self._not_here("warns")  # type: ignore[attr-defined]
+
+    def _not_here(self, what: str) -> Callable[..., Any]:
+        def stopped(*_: Any, **__: Any) -> Any:
+            self.note(what)
+            raise ActedError(what)
+
+        return stopped
 
     def begin(self) -> None:
         """A batch begins."""
-        self._is_batch, self.tried = True, ""
+        self._is_batch, self.tried, self._num_written = True, "", _num_written()
         if self._sums is not None:
             self._sums.__enter__()
 
@@ -84,7 +128,7 @@ class Acts:
         self._is_batch = False
         if self._sums is not None:
             self._sums.__exit__(None, None, None)
-        if self._flush():
+        if self._flush() or _num_written() != self._num_written:
             self.note("prints, or writes to a file that is open")
         for fd, position in self._positions.items():
             if os.lseek(fd, 0, os.SEEK_CUR) != position:
@@ -97,12 +141,9 @@ class Acts:
 
     def _is_diverted(self, fd: int) -> bool:
         """Whether what is written there comes to the pipe from now on."""
-        try:
-            mode, flags = os.fstat(fd).st_mode, fcntl.fcntl(fd, fcntl.F_GETFL)
-        except OSError:  # closed meanwhile
-            return False
+        mode, flags = os.fstat(fd).st_mode, fcntl.fcntl(fd, fcntl.F_GETFL)
         writes = flags & os.O_ACCMODE != os.O_RDONLY
-        if stat.S_ISSOCK(mode) or (writes and (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or os.isatty(fd))):
+        if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode) or (writes and (stat.S_ISREG(mode) or os.isatty(fd))):
             os.dup2(self._mouth, fd)
             return True
         if stat.S_ISREG(mode):
@@ -139,6 +180,25 @@ class Acts:
         raise ActedError(self.tried)
 
 
+def opened_now() -> dict[int, tuple[int, int]]:
+    """What is open in this process: device and inode by file descriptor."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one by which that was listed
+            status = os.fstat(int(name))
+            found[int(name)] = (status.st_dev, status.st_ino)
+    return found
+
+
+def _num_written() -> int:
+    """How many bytes this thread has written to whatever; 0 where the kernel does not count them."""
+    try:
+        with open(_IO, "rb") as file:
+            return int(file.read().split(b"wchar: ")[1].split()[0])
+    except (OSError, IndexError):
+        return 0
+
+
 class _LongSums(TorchFunctionMode):
     """Hears of sums that the script's process would divide among its threads, which are alone here."""
 
@@ -147,6 +207,7 @@ class _LongSums(TorchFunctionMode):
         self._acts = acts
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _SUMS.search(func.__name__) and any(one.numel() >= GRAIN for one in tensors_of(args)):
-            self._acts.note(f"has `torch.{func.__name__}` add up what more than one thread would")
+        name = func.__name__.partition(".")[0].strip("_")
+        if name not in _ALIKE and any(one.numel() >= GRAIN for one in tensors_of((args, kwargs))):
+            self._acts.note(f"calls `torch.{name}` on so much that threads of the script may round otherwise")
         return func(*args, **kwargs or {})

@@ -12,14 +12,16 @@ In: the script's own iterator over a loader. Out: its batches.
 from __future__ import annotations
 
 import itertools
-import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from flatout.frameworks.pytorch.input.ahead.acts import opened_now
 from flatout.frameworks.pytorch.input.ahead.generators import Draws, Movements, Place
 from flatout.frameworks.pytorch.input.ahead.process import Items, Made, Wanted
 from flatout.frameworks.pytorch.input.plain_iterator import GivenOrder
@@ -28,7 +30,7 @@ from flatout.frameworks.pytorch.input.shuffles import KNOWN, generators_of
 from flatout.frameworks.pytorch.input.watch import Watch
 from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
 from flatout.frameworks.pytorch.input.worker_settings import start_method
-from flatout.frameworks.pytorch.seams.trees import digest
+from flatout.frameworks.pytorch.seams.trees import digest, map_tensors
 from flatout.guest.interruptions import is_interruption
 
 MOST_MISSES = 4
@@ -85,6 +87,11 @@ def refusal(loader: DataLoader[Any]) -> str | None:
         return "its order comes from a sampler of the script's, which would be asked early"
     if start_method() != "fork":
         return f"processes are started by `{start_method()}`, which would not inherit the dataset as it is"
+    handler = signal.getsignal(signal.SIGCHLD)
+    if callable(handler) and not getattr(handler, "__module__", "").startswith("torch."):
+        return "the script handles SIGCHLD, and would hear of processes that are not its own"
+    if np.random.mtrand._rand._bit_generator.__class__ is not np.random.MT19937:
+        return "NumPy's own generator is of another kind than MT19937"
     try:
         Watch(loader.dataset, loader.collate_fn)
     except UnknownError as problem:
@@ -141,7 +148,8 @@ class Ahead:
         self._num_given += 1
         known.taken()
         self.plain._num_yielded += 1
-        return made.batch
+        # out of the memory that it came in, of which each piece takes a file descriptor as long as somebody keeps it
+        return map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), made.batch)
 
     def _next_made(self, workers: OurWorkers) -> Made | None:
         """The next batch; None where it is to be fetched here, for whatever reason: that raises as plain does."""
@@ -155,7 +163,7 @@ class Ahead:
             if is_interruption(problem):
                 raise
             what = "died or hung" if workers._broken else "failed"
-            why = f"a process that makes batches {what}: {type(problem).__name__}"
+            why = f"a process that makes batches {what}: {type(problem).__name__}: {problem}"
             (self._known.give_up if workers._broken else self._known.missed)(why)
             self._back()
             return None
@@ -257,7 +265,7 @@ class Ahead:
         watch = self._watch
         assert watch is not None
         num = self._num if movements.batch is not None else 1  # nobody can stand behind a batch of unknown draws
-        script = [int(name) for name in os.listdir("/proc/self/fd")], torch.get_num_threads()
+        script = opened_now(), torch.get_num_threads()
         items = Items(watch, self._here(), movements.batch, gap, script)
         order = (Wanted(number, index) for number, index in enumerate(self.plain._sampler_iter))
         twin = object.__new__(type(loader))

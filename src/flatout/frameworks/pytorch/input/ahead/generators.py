@@ -66,7 +66,7 @@ class Place:
     def now(cls, own: Sequence[Any] = ()) -> Place:
         """Here; `own`: the generators that the dataset holds."""
         numpy = sys.modules.get("numpy.random")
-        drawn = numpy.get_state() if numpy is not None else None
+        drawn: Any = numpy.get_state() if numpy is not None else None
         found = None if drawn is None else (drawn[1].tobytes(), *drawn[2:])
         return cls(torch.get_rng_state().numpy().tobytes(), found, random.getstate(), tuple(map(state_of, own)))
 

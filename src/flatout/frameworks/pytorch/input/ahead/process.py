@@ -7,16 +7,18 @@ that a process apart may not do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data._utils import pin_memory as pinning
 from torch.utils.data._utils import worker as torch_worker
 
 from flatout.frameworks.pytorch.input.ahead.acts import Acts
 from flatout.frameworks.pytorch.input.ahead.generators import Draws, Place, skip
 from flatout.frameworks.pytorch.input.watch import Watch
+from flatout.frameworks.pytorch.seams.trees import map_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,16 @@ class Items:
         start: Where the generators stand before the training that comes before the first batch.
         batch: What a batch draws; None where that differs and one process makes them all.
         gap: What the training draws between two.
-        script: The file descriptors that are open in the script's process, and how many threads PyTorch has there.
+        script: What is open in the script's process (`opened_now`), and how many threads PyTorch has there.
     """
 
     def __init__(
-        self, watch: Watch, start: Place, batch: Draws | None, gap: Draws, script: tuple[Sequence[int], int]
+        self,
+        watch: Watch,
+        start: Place,
+        batch: Draws | None,
+        gap: Draws,
+        script: tuple[Mapping[int, tuple[int, int]], int],
     ) -> None:
         self._dataset, self._collate = watch.things
         self._watch, self._start = watch, start
@@ -118,7 +125,7 @@ class Items:
         if isinstance(items, Made):
             return items
         try:
-            batch = self._collate(items)
+            batch = map_tensors(_alone, self._collate(items))
         except Exception as problem:  # noqa: BLE001  the script's code
             return self._stopped(problem)
         if tried := self._acts.end():
@@ -128,3 +135,9 @@ class Items:
         after = Place.now(self._watch.generators)
         moved = after != self._before
         return Made(batch, self._before if moved else None, after if moved else None)
+
+
+def _alone(tensor: Any) -> Any:
+    """The same in memory of its own, which alone is sent then, and not what it is a part of."""
+    part = tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() > tensor.nbytes
+    return tensor.clone() if part and tensor.layout is torch.strided and not tensor.requires_grad else tensor
