@@ -1,9 +1,12 @@
 """What items change, or do besides, is seen before a batch that was made ahead is taken; or nothing is made ahead."""
 
 import collections
+import enum
 import functools
+import io
 import itertools
 import logging
+import logging.handlers
 import multiprocessing
 import os
 import random
@@ -11,8 +14,10 @@ import sqlite3
 import sys
 import threading
 import types
+import weakref
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import pytest
 
@@ -20,6 +25,7 @@ torch = pytest.importorskip("torch")
 import numpy as np  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, default_collate  # noqa: E402
 
+from flatout.frameworks.pytorch.input.loaders import Loaders  # noqa: E402
 from flatout.frameworks.pytorch.input.reach import UnknownError, held_apart, read_outside  # noqa: E402
 from flatout.frameworks.pytorch.input.watch import Watch  # noqa: E402
 from made_ahead import dropout, nothing, seen  # noqa: E402
@@ -61,6 +67,42 @@ def holder():
     return count
 
 
+class Pair:
+    def __init__(self):
+        self.first = []
+
+
+PAIR = Pair()
+
+
+class Private:
+    __slots__ = ("__num",)
+    __state__: ClassVar = {"n": 0}
+
+    def __init__(self):
+        self.__num = 0
+
+    def count(self):
+        self.__num += 1
+
+
+class Level(enum.Enum):
+    LOW = 1
+
+
+@functools.lru_cache
+def kept_in_a_cache():
+    return []
+
+
+kept_in_a_cache()
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    monkeypatch.setenv("OF_ITEMS", "")
+
+
 @pytest.mark.parametrize(
     ("thing", "change"),
     [
@@ -94,6 +136,16 @@ def holder():
         (functools.partial(holder()), lambda t: t(1)),
         (Thing(call=Thing(a=[]).a.append), lambda t: t.call(1)),
         (types.MappingProxyType({"a": []}), lambda t: t["a"].append(1)),
+        (kept_in_a_cache, lambda t: t().append(1)),
+        (weakref.ref(PAIR), lambda t: t().first.append(1)),
+        (Private(), lambda t: t.count()),
+        (Level.LOW, lambda t: setattr(t, "count", 1)),
+        (Private, lambda t: t.__state__.update(n=1)),
+        (bytearray(b"ab"), lambda t: t.append(1)),
+        (collections.namedtuple("Row", "a")([]), lambda t: t.a.append(1)),
+        ([{"id": k, "boxes": [[k, k]]} for k in range(50_000)], lambda t: t[43_210]["boxes"][0].append(1)),
+        (np.random.default_rng(1), lambda t: t.spawn(1)),
+        (None, lambda t: os.environ.update(OF_ITEMS="1")),
     ],
 )
 def test_whatever_changes_is_seen(thing, change):
@@ -109,6 +161,7 @@ def test_whatever_changes_is_seen(thing, change):
         threading.Lock, threading.local, itertools.count, lambda: iter([1]), lambda: (k for k in [1]),
         lambda: ThreadPoolExecutor(1), lambda: multiprocessing.Value("i", 0), lambda: sqlite3.connect(":memory:"),
         lambda: sys.stderr.buffer, lambda: random.SystemRandom(), lambda: torch.zeros(2, device="meta"),
+        lambda: torch.zeros(2).share_memory_(), lambda: np.zeros(1, "i4,f4")[0], lambda: lambda i: eval("i"),
         lambda: [threading.RLock()], lambda: {"a": (1, itertools.cycle([2]))}, lambda: memoryview(b"x"),
     ],
 )  # fmt: skip
@@ -352,6 +405,18 @@ def reads_by_number(self, i):
     return float(os.read(int((self.held / "fd").read_text()), 1)[0])
 
 
+def saves(self, i):
+    torch.save(i, self.held / f"saved {i}")
+    return 0.0
+
+
+def remembers_on_the_disk(self, i):
+    path = self.held / f"kept {i}"
+    if not path.exists():
+        torch.save(torch.rand(()), path)
+    return torch.load(path)
+
+
 def sets_the_environment(self, i):
     os.environ["OF_ITEMS"] = str(i)
     return 0.0
@@ -359,7 +424,17 @@ def sets_the_environment(self, i):
 
 @pytest.mark.parametrize(
     "what",
-    [appends, appends_and_does_not_care, removes, logs, writes_by_number, reads_by_number, sets_the_environment],
+    [
+        appends,
+        appends_and_does_not_care,
+        removes,
+        logs,
+        writes_by_number,
+        reads_by_number,
+        sets_the_environment,
+        saves,
+        remembers_on_the_disk,
+    ],
 )
 def test_what_items_do_is_done_once(what, tmp_path, monkeypatch):
     monkeypatch.setenv("OF_ITEMS", "")
@@ -386,6 +461,38 @@ def test_what_items_do_is_done_once(what, tmp_path, monkeypatch):
 
     ((ours, _, problems), *after), ((plain, _, _), *same) = again(2), again(0)
     assert ours == plain and after == same and problems
+
+
+@pytest.mark.parametrize("handler", [logging.handlers.MemoryHandler(10_000), logging.StreamHandler(io.StringIO())])
+def test_what_items_log_arrives(handler, tmp_path):
+    records = []
+    handler.emit = lambda record: records.append(record.getMessage())
+
+    def again(num):
+        records.clear()
+        LOG.addHandler(handler)
+        try:
+            return seen(DataLoader(Of(logs, tmp_path), batch_size=BATCH, shuffle=True), epochs=1, num=num)[0], [
+                *records
+            ]
+        finally:
+            LOG.removeHandler(handler)
+
+    assert again(2) == again(0)
+
+
+def test_batches_that_are_kept_keep_no_file_open():
+    owner, kept = Loaders(), []
+    owner.install()
+    owner.change({"ahead": 1})
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        for batch in DataLoader(Of(lambda self, i: 0.0), batch_size=2, shuffle=True):
+            kept.append(batch)
+            owner.num_steps += 1
+        assert owner.num_ahead > 40 and len(os.listdir("/proc/self/fd")) < before + 20
+    finally:
+        owner.remove()
 
 
 def test_sums_that_threads_of_the_script_would_share_are_plains():

@@ -49,6 +49,13 @@ GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, np.ra
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 BYTES = (bytearray, array.array)
 _PLAIN = frozenset({list, tuple, dict, set, frozenset})
+_OF_CLASSES = {
+    "__dict__", "__weakref__", "__doc__", "__annotations__", "__module__", "__qualname__", "__slots__", "__hash__",
+    "__parameters__", "__orig_bases__", "__abstractmethods__", "__dataclass_fields__", "__dataclass_params__",
+    "__match_args__", "__static_attributes__", "__firstlineno__", "__annotate_func__", "__type_params__",
+}  # fmt: skip
+"""What Python itself keeps in classes."""
+
 _UNREADABLE = {"globals", "eval", "exec", "__import__"}
 """What finds names that nobody can foresee."""
 
@@ -163,8 +170,7 @@ def attributes_of(one: Any) -> dict[str, Any]:
     """
     if isinstance(one, type):
         inside = vars(one).items() if is_the_scripts(one) else ()
-        code = (types.FunctionType, staticmethod, classmethod, property)
-        return {name: part for name, part in inside if isinstance(part, code) or not name.startswith(("__", "_abc_"))}
+        return {name: part for name, part in inside if name not in _OF_CLASSES and not name.startswith("_abc_")}
     if isinstance(one, types.ModuleType):
         return {name: part for name, part in vars(one).items() if not name.startswith("__")}
     attributes = getattr(one, "__dict__", None)
@@ -211,7 +217,7 @@ def _parts(one: Any, name: str) -> list[tuple[Any, str]]:
         return [(part, key) for key, part in held_by(one).items()]
     if isinstance(one, type):
         found = [(part, f"{one.__name__}.{key}") for key, part in attributes_of(one).items()]
-        return [*found, *((base, base.__name__) for base in one.__mro__[1:])]
+        return [*found, *((base, base.__name__) for base in (*one.__mro__[1:], type(one)))]
     if isinstance(one, types.ModuleType):
         return [(part, f"{one.__name__}.{key}") for key, part in attributes_of(one).items()]
     if (wrapped := _wrapped(one)) is not None:

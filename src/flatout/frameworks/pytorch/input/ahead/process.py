@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data._utils import pin_memory as pinning
 from torch.utils.data._utils import worker as torch_worker
 
@@ -128,6 +129,8 @@ class Items:
             batch = map_tensors(_alone, self._collate(items))
         except Exception as problem:  # noqa: BLE001  the script's code
             return self._stopped(problem)
+        if any(type(leaf) is object for leaf in tree_leaves(batch)):
+            self._acts.note("gives an object that is nothing but itself")
         if tried := self._acts.end():
             return Made(None, None, None, tried)
         if (name := self._watch.changed()) is not None:
