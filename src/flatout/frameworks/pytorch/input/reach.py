@@ -39,8 +39,8 @@ from flatout.frameworks.pytorch.seams.script_code import is_the_scripts
 MOST_LOOKED_AT = 200_000
 """Objects gone through one by one, some 0.3 s; simple values in containers are not counted."""
 
-MOST_WATCHED = 20_000
-"""Objects that are compared one by one at each batch, some 30 ms."""
+MOST_WATCHED = 5_000
+"""Objects that are compared one by one at each batch, 20 to 50 ms."""
 
 MOST_PLAIN = 1_000_000
 """Lists, dictionaries and the like within each other that hold simple values alone, and are compared as one."""
@@ -175,12 +175,16 @@ def attributes_of(one: Any) -> dict[str, Any]:
         return {name: part for name, part in vars(one).items() if not name.startswith("__")}
     attributes = getattr(one, "__dict__", None)
     found = dict(attributes) if isinstance(attributes, dict) else {}
-    for kind in type(one).__mro__:
-        for name, part in vars(kind).items() if "__slots__" in vars(kind) else ():
-            if isinstance(part, types.MemberDescriptorType):
-                with contextlib.suppress(AttributeError):  # not set
-                    found[name] = part.__get__(one)
+    for name, part in _slots_of(type(one)):
+        with contextlib.suppress(AttributeError):  # not set
+            found[name] = part.__get__(one)
     return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
+    own = [vars(base) for base in kind.__mro__ if "__slots__" in vars(base)]
+    return tuple(pair for inside in own for pair in inside.items() if isinstance(pair[1], types.MemberDescriptorType))
 
 
 def held_by(function: types.FunctionType) -> dict[str, Any]:
@@ -291,15 +295,8 @@ def _holds_more(kind: type) -> bool:
     """Whether objects of a class hold something that is in no attribute of theirs, as those written in C do."""
     if issubclass(kind, str | bytes | int | float):
         return False
-    slots = [
-        name
-        for base in kind.__mro__
-        if "__slots__" in vars(base)
-        for name, part in vars(base).items()
-        if isinstance(part, types.MemberDescriptorType)
-    ]
     word = object.__basicsize__ // 2
-    num_words = 2 + len(slots) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    num_words = 2 + len(_slots_of(kind)) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
     return kind.__basicsize__ > num_words * word or kind.__itemsize__ > 0
 
 

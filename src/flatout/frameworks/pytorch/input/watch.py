@@ -116,7 +116,7 @@ class _Kept:
 
     def __init__(self, one: Any, name: str, most_bytes: int) -> None:
         self.one, self.name, self._most_bytes = one, name, most_bytes
-        self._is_plain = is_plain(one)
+        self._is_plain = type(one) in (list, dict, tuple, set) and is_plain(one)
         self._before: Any = _copied(one) if self._is_plain else _held(one, most_bytes)
 
     def changed(self) -> str | None:
@@ -165,8 +165,10 @@ def _held(one: Any, most_bytes: int) -> list[Any]:
     if isinstance(one, torch.Tensor):
         return [*found, one._version, one.data_ptr(), one.shape, one.stride(), _few_bytes(one, most_bytes)]
     if isinstance(one, np.ndarray):
-        inside = one.ravel().tolist() if one.dtype.hasobject else [_few_bytes(one, most_bytes)]
-        return [*found, one.__array_interface__["data"][0], one.shape, one.strides, one.dtype, *inside]
+        if one.dtype.hasobject:
+            return [*found, *one.ravel().tolist()]
+        inside = one.tobytes() if one.nbytes <= most_bytes else _extent(one)[0]
+        return [*found, one.shape, one.strides, one.dtype, inside]
     return found
 
 

@@ -52,6 +52,8 @@ class AheadOf:
     def __init__(self, owner: Any) -> None:
         self._owner = owner
         self.movements = Movements()
+        self.watch: Watch | None = None
+        """What its items reach, as it was when processes began."""
         self.num_misses = self.num_made = 0
         self.why_not = ""
         """Why it is not tried any more; empty where it is."""
@@ -113,7 +115,6 @@ class Ahead:
         self._loader, self.plain, self._num, self._known = loader, plain, num, known
         self._workers: OurWorkers | None = None
         self._num_given = self._num_measured = 0
-        self._watch: Watch | None = None
         self._slowest_s = 0.0
         self._draws_order = True
         """Whether the sampler draws with the next batch, so that what that draws is not a batch's alone."""
@@ -143,8 +144,8 @@ class Ahead:
             self._back()
             return self._measured()
         if made.after is not None:
-            assert self._watch is not None
-            made.after.put(self._watch.generators)
+            assert self._known.watch is not None
+            made.after.put(self._known.watch.generators)
         self._num_given += 1
         known.taken()
         self.plain._num_yielded += 1
@@ -185,8 +186,8 @@ class Ahead:
 
     def _is_changed(self, *, by_items: bool = False) -> bool:
         """Whether something that items reach is not as it was when the processes began."""
-        assert self._watch is not None
-        name = self._watch.changed()
+        assert self._known.watch is not None
+        name = self._known.watch.changed()
         if name is not None and by_items:
             self._known.give_up(f"its code changes `{name}`, which a process apart may not")
         elif name is not None:
@@ -231,7 +232,7 @@ class Ahead:
             self.plain._sampler_iter = rest
 
     def _here(self) -> Place:
-        return Place.now(self._watch.generators if self._watch is not None else ())
+        return Place.now(self._known.watch.generators if self._known.watch is not None else ())
 
     # -- plain, measured -----------------------------------------------------------------------------------------
 
@@ -240,7 +241,7 @@ class Ahead:
         known = self._known
         if known.why_not or self._num_measured >= MOST_MEASURED:
             return next(self.plain)
-        if self._watch is None and not self._is_watched():
+        if known.watch is None and not self._is_watched():
             return next(self.plain)
         before = None if self._draws_order else self._here()
         begun_s = time.perf_counter()
@@ -260,9 +261,9 @@ class Ahead:
         movements, loader = self._known.movements, self._loader
         gap = Draws() if movements.draws_nothing else movements.gap
         assert gap is not None
-        if (self._watch is None or self._watch.changed() is not None) and not self._is_watched():
+        if (self._known.watch is None or self._known.watch.changed() is not None) and not self._is_watched():
             return
-        watch = self._watch
+        watch = self._known.watch
         assert watch is not None
         num = self._num if movements.batch is not None else 1  # nobody can stand behind a batch of unknown draws
         script = opened_now(), torch.get_num_threads()
@@ -285,10 +286,10 @@ class Ahead:
     def _is_watched(self) -> bool:
         """Look at what its items reach as it is now; whether that is possible."""
         try:
-            self._watch = Watch(self._loader.dataset, self._loader.collate_fn)
+            self._known.watch = Watch(self._loader.dataset, self._loader.collate_fn)
         except UnknownError as problem:
             self._known.give_up(str(problem))
-        return self._watch is not None
+        return self._known.watch is not None
 
     def _back(self) -> None:
         """Throw away what was made, and have plain go on where the script is."""
