@@ -126,8 +126,8 @@ def test_what_was_only_screened_or_did_not_hold_when_measured_again_does_not_loo
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_no_word_of_a_verdict_is_cut_and_no_lever_of_a_long_set(width):
     names = {f"a_lever_of_set_{n}": {} for n in range(9)}
-    long = replace(trial(names, 1.3), outcome="disagrees", agreement="disagrees",
-                   agreement_detail="error 0.41 is not small against the noise between batches of the script")  # fmt: skip
+    detail = "error 0.41 is not small against the noise between batches of the script"
+    long = replace(trial(names, 1.3), outcome="disagrees", agreement="disagrees", agreement_detail=detail)
     found = replace(RESULTS["busy"], trials=(long,))
     for verbose in (False, True):
         text = shown(found, width=width, verbose=verbose)
