@@ -162,7 +162,8 @@ def test_the_best_is_measured_again_within_the_budget_though_others_disturb_ever
 
 def test_what_does_not_fit_into_the_usual_time_may_take_longer_where_nothing_was_asked_for(conduct, monkeypatch):
     monkeypatch.setattr(conduct, "_fits", lambda candidate: conduct.budget.total_s >= 120)
-    assert conduct._bears(Candidate(levers={"b": {}})) and conduct.budget.total_s == 120
+    assert conduct._bears(Candidate(levers={"b": {}})) and conduct.budget.total_s == 75, "nothing was tried yet"
+    assert {"b"} in searched(conduct, monkeypatch, a=1.5, b=1.2) and conduct.budget.total_s == 120
     conduct.budget.__init__(60.0)
     assert not conduct._bears(Candidate(levers={"b": {}})) and conduct.budget.total_s == 60
 

@@ -111,19 +111,20 @@ class Budget:
         """
         if num_steps * step_s <= patience * self.total_s:
             return
+        others, budget, takes = taken() or 0.0, f"for a budget of {self.total_s:.3g} s", f"takes {step_s:.2g} s"
+        is_busy = others > FOREIGN_LIMIT
+        used = f"others use {100 * others:.0f} % of the CPU, and a step of `{script}` {takes} meanwhile; "
         longer = f"`--budget {math.ceil((num_steps * step_s + self.spent_s) / 60)}m`"
-        least = f"an answer takes about {num_steps} steps more at the least, with what lies between them"
-        if ((others := taken()) or 0.0) > FOREIGN_LIMIT:
-            raise Inconclusive(
-                f"the machine is too busy for a budget of {self.total_s:.3g} s",
-                cause=f"others use {100 * (others or 0.0):.0f} % of the CPU, and a step of `{script}` takes "
-                f"{step_s:.2g} s meanwhile; {least}",
-                hint=f"wait until the machine is quiet, or {longer}",
-            )
+        instead = (
+            f"wait until the machine is quiet, or {longer}" if is_busy else f"{longer}, or a smaller batch or model"
+        )
         raise Inconclusive(
-            f"a step of `{script}` takes {step_s:.2g} s: too long for a budget of {self.total_s:.3g} s",
-            cause=least,
-            hint=f"{longer}, or a smaller batch or model",
+            f"the machine is too busy {budget}" if is_busy else f"a step of `{script}` {takes}: too long {budget}",
+            cause=f"{used * is_busy}an answer takes about {num_steps} steps more at the least, with what lies between "
+            "them",
+            hint=f"wait until the machine is quiet, or {longer}"
+            if is_busy
+            else f"{longer}, or a smaller batch or model",
         )
 
 

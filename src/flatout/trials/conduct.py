@@ -225,6 +225,8 @@ class Conduct:
         while (candidate := strategy.next_candidate(space, self.trials, self._worth(space))) is not None:
             if not self._bears(candidate):
                 break
+            if not self._fits(candidate):
+                self._allow(COSTLY_DEFAULT_S)
             self._stage(f"trying {candidate.label}")
             trial = self.try_out(candidate)
             self.trials.append(trial)
@@ -280,13 +282,10 @@ class Conduct:
     def _bears(self, candidate: Candidate) -> bool:
         """The same, where nothing was asked for of what may be taken for costly ones."""
         usual_s = self.budget.total_s
-        if not self._fits(candidate):
-            self._allow(COSTLY_DEFAULT_S)
-            if not self._fits(candidate):
-                self.budget.total_s = usual_s
-                self._allow(usual_s)
-                return False
-        return True
+        if not (bears := self._fits(candidate)):
+            self.budget.allow(COSTLY_DEFAULT_S)
+            bears, self.budget.total_s = self._fits(candidate), usual_s
+        return bears
 
     def _least_s(self, candidate: Candidate) -> float:
         """Seconds that trying a candidate takes at the least."""
