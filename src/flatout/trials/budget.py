@@ -115,16 +115,12 @@ class Budget:
         is_busy = others > FOREIGN_LIMIT
         used = f"others use {100 * others:.0f} % of the CPU, and a step of `{script}` {takes} meanwhile; "
         longer = f"`--budget {math.ceil((num_steps * step_s + self.spent_s) / 60)}m`"
-        instead = (
-            f"wait until the machine is quiet, or {longer}" if is_busy else f"{longer}, or a smaller batch or model"
-        )
+        quiet, smaller = f"wait until the machine is quiet, or {longer}", f"{longer}, or a smaller batch or model"
         raise Inconclusive(
             f"the machine is too busy {budget}" if is_busy else f"a step of `{script}` {takes}: too long {budget}",
             cause=f"{used * is_busy}an answer takes about {num_steps} steps more at the least, with what lies between "
             "them",
-            hint=f"wait until the machine is quiet, or {longer}"
-            if is_busy
-            else f"{longer}, or a smaller batch or model",
+            hint=quiet if is_busy else smaller,
         )
 
 
