@@ -248,7 +248,8 @@ def run(request: RunRequest, say: Callable[[str], None] = lambda line: None, sho
     place = str(run_folder or "") if problem is None else ""
     if request.learn:
         _learning().keep(outcome, here, place, say)
-    idle, in_part = choice.idle(chosen.levers, outcome.facts, registry, here.machine)
+    missing = {name: why for name, why in outcome.missing.items() if name not in outcome.evidence}
+    idle, in_part = choice.idle(chosen.levers, outcome.facts, registry, here.machine, missing)
     return Ran(
         engagement=chosen, outcome=outcome, registry=registry, run=place, inapplicable=idle, in_part=in_part,
         fixed=request.fixed, learning=request.learn, num_ranks=request.ranks.num_ranks if request.ranks else 1,

@@ -18,14 +18,14 @@ from flatout.records import trace_file
 from flatout.records.facts import Facts
 from flatout.records.plan import Trial
 from flatout.records.trace import End, Failure, Header, Ready, Window
-from flatout.run import foreground
+from flatout.run import choice, foreground
 from flatout.run.child_process import session_files
 from flatout.run.choice import Engagement
 from flatout.run.controller import CHECK_PAIRS, MOST_SLOW, untoggled
 from flatout.run.foreground import Foreground
 from flatout.run.outcome import Outcome
 from flatout.trials.learn import Learned
-from handmade import lever, registry
+from handmade import MACHINE, lever, registry
 
 PLAN = {"bf16": {}, "workers": {"num": 2}}
 KEPT = {"workers": {"num": 2}}
@@ -314,6 +314,12 @@ def test_which_levers_are_at_work_is_said_and_why_the_others_are_not():
         "  at work: workers (computes batches at once)",
         "  not at work, or not as a whole: no such type: bf16; no loader: workers, threads",
     ]
+
+
+def test_what_a_run_said_of_a_lever_without_effect_counts_as_why_it_is_not_at_work():
+    missing = {"fused_fetch": "its items read a file", "bf16": "another run's"}
+    idle, in_part = choice.idle({"fused_fetch": {}}, None, {}, lambda: MACHINE, missing)
+    assert idle == {"fused_fetch": "its items read a file"} and not in_part
 
 
 def test_a_lever_that_shows_its_effect_is_at_work_though_nothing_is_to_be_gained_by_it():

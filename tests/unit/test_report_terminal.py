@@ -112,6 +112,28 @@ def test_faster_with_numbers_that_nobody_compared_is_no_success():
     assert "but its numbers could not be compared" in text
 
 
+def test_what_was_only_screened_or_did_not_hold_when_measured_again_does_not_look_like_a_win():
+    screened = replace(trial({"fused": {}}, 1.8), outcome="screened", num_windows=31)
+    luckier = trial({"bf16": {}}, 1.3)
+    again = replace(luckier, outcome="inconclusive", ratio=1.01, ratio_low=0.9, remeasured=True)
+    found = replace(RESULTS["busy"], trials=(screened, luckier), remeasured=again, verdict="inconclusive")
+    assert [row.mark for row in tried.rows(found)] == ["even", "even"]
+    assert "✔" not in shown(found) and "screened in 31 windows" in shown(found)
+    confirmed = replace(found, trials=(screened,), remeasured=replace(luckier, levers=screened.levers))
+    assert [row.mark for row in tried.rows(confirmed)] == ["yes"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_no_word_of_a_verdict_is_cut_and_no_lever_of_a_long_set(width):
+    names = {f"a_lever_of_set_{n}": {} for n in range(9)}
+    detail = "error 0.41 is not small against the noise between batches of the script"
+    long = replace(trial(names, 1.3), outcome="disagrees", agreement="disagrees", agreement_detail=detail)
+    found = replace(RESULTS["busy"], trials=(long,))
+    for verbose in (False, True):
+        text = shown(found, width=width, verbose=verbose)
+        assert "…" not in text and all(name in text for name in names)
+
+
 def test_a_disagreement_has_its_own_mark():
     line = next(line for line in shown(RESULTS["nothing"]).splitlines() if line.startswith("  bf16"))
     assert "✖" in line and "1.41" in line

@@ -456,7 +456,7 @@ class Conductor:
         if found.get("host_reads") is not None:
             self._write_numbered(found["host_reads"], number, num_steps=num_steps, wall_s=record.training_s)
         self._write_numbered(found.get("profile"), number)
-        if window.order.purpose in ("trial", "learn") or self._unproven & {*evidence}:
+        if window.order.purpose in ("trial", "learn", "check") or self._unproven & {*evidence}:
             self._note_effects(evidence, missing, window.order.number)
 
     def _note_effects(self, evidence: Mapping[str, str], missing: Mapping[str, str], order: int) -> None:

@@ -186,7 +186,7 @@ class Extent:
             inconclusive. `all`: nothing.
         deadline_s: `time.perf_counter` after which no further pair is begun.
         min_pairs: Pairs that are measured even so, and at most twice as many that are discarded.
-        patience_s: So many seconds after the deadline the first pair suffices even so.
+        patience_s: So many seconds after the deadline no further pair is begun even so, but for a first one.
         most: Pairs that are begun at most; 0 for three times as many as are wanted.
         close: An interval that reaches no further to either side is known, where `enough` asks for that.
         to_beat: The ratio below which the candidate is worth nothing, however well it does beside plain.
@@ -233,7 +233,7 @@ def turns(pairs: Pairs, extent: Extent, lots: random.Random) -> Turns:
         num = len(pairs.baseline_s)
         enough = num >= extent.min_pairs or num_begun >= 2 * extent.min_pairs  # where others disturb, there may be none
         over_s = time.perf_counter() - extent.deadline_s
-        if over_s > 0 and (enough or (num and over_s > extent.patience_s)):
+        if over_s > 0 and (enough or (num_begun and over_s > extent.patience_s)):
             left_out = f", {pairs.num_discarded} more were left out as disturbed" if pairs.num_discarded else ""
             pairs.given_up = f"the time was over after {num} pair{'s' * (num != 1)}{left_out}"
             return

@@ -98,6 +98,19 @@ def fraction(before: Snapshot | None, after: Snapshot | None, *, cores: float | 
     return min(max(taken / usable, 0.0), 1.0)
 
 
+def at_this_moment(session_id: int | None = None, *, cores: float | None = None, for_s: float = 0.5) -> float | None:
+    """The share that others take while `for_s` seconds are waited for; None where it was not observed.
+
+    Args:
+        session_id: Whose CPU time is our own, see `take`.
+        cores: See `fraction`.
+        for_s: How long to look.
+    """
+    before = take(session_id)
+    time.sleep(for_s)
+    return fraction(before, take(session_id), cores=cores)
+
+
 def busy_and_counted_ticks(stat: str, cpus: Collection[int]) -> tuple[int, int] | None:
     r"""Busy ticks, and busy with idle ones, of `cpus` in the text of `/proc/stat`; None when none of them is in it.
 

@@ -121,10 +121,8 @@ class Screen:
             text = set_cell_size(text, max(cells - 1, 0)).rstrip() + "…"
         return set_cell_size(text, cells)
 
-    def ended(self, text: str, cells: int, *, more: bool = True) -> str:
-        """A line in at most so many columns, with an ellipsis behind its last whole word where more would follow."""
-        if cell_len(text) <= cells and not more:
-            return text
+    def ended(self, text: str, cells: int) -> str:
+        """A line in at most so many columns, with an ellipsis behind its last whole word, for more would follow."""
         while " " in text and cell_len(text) + 1 > cells:
             text = text.rpartition(" ")[0]
         return self.fit(f"{text.rstrip(' ,;:')}…", cells).rstrip()

@@ -167,7 +167,7 @@ class _Layout:
         first, *more = screen.folded(cells[0], self.name - indent)
         bare = not any(cells[1:-1])
         tail = self.begin + 2 + self.marked if bare else self.tail
-        rest, notes = self._last(cells[-1], look, screen.width - tail, verbose=verbose)
+        rest = self._last(cells[-1], look, screen.width - tail, verbose=verbose)
         numbers = f"{'' if bare else self._numbers(cells[1:-1])}  {rest[0]}"
         bold = "bold" if look.chosen else ""
         screen.row(
@@ -177,10 +177,10 @@ class _Layout:
             (screen.bar(look.bar or 0.0, self.bar) if self.bar else "", "cyan"),
             (numbers[1:] if self.marked and not bare else numbers, _STYLES.get(look.tone, "")),
         )
-        for name, text in itertools.zip_longest(more[:2], rest[1:], fillvalue=""):
+        for name, text in itertools.zip_longest(more, rest[1:], fillvalue=""):
             left = screen.fit(f"{' ' * (indent + 2)}{name}" if name else "", self.name)
             screen.row(f"  {left}{' ' * (tail - 2 - self.name)}{text}")
-        for note in (*notes, *look.notes) if verbose else ():
+        for note in look.notes if verbose else ():
             screen.say("", (note, "dim"), indent=6)
 
     def _numbers(self, cells: Sequence[str]) -> str:
@@ -190,16 +190,13 @@ class _Layout:
             text += f"  {cell}{gap}" if _is_interval(cell) else f"  {gap}{cell}"
         return text
 
-    def _last(self, text: str, look: Look, room: int, *, verbose: bool) -> tuple[list[str], list[str]]:
-        """The text at the end, in lines, and what is said below it: in fewer words where it is too long."""
-        if cell_len(text) <= room:
-            return [text], []
-        if verbose and look.brief:
-            return [self.screen.ended(words.printable(look.brief), room, more=False)], [text]
-        lines = self.screen.folded(look.brief or text, room)
+    def _last(self, text: str, look: Look, room: int, *, verbose: bool) -> list[str]:
+        """The text at the end, in lines: in fewer words where it is too long and not everything is asked for."""
+        brief = "" if verbose or cell_len(text) <= room else look.brief
+        lines = self.screen.folded(brief or text, room)
         if len(lines) > CELL_LINES and not verbose:
             lines = [*lines[: CELL_LINES - 1], self.screen.ended(lines[CELL_LINES - 1], room)]
-        return lines, []
+        return lines
 
 
 def _put(line: str, at: int, text: str) -> str:

@@ -32,6 +32,7 @@ _SHORTER = (
     ("gradient error", "error"),
     ("items and random streams equal", "items equal"),
     (" pairs of windows that are needed", " pairs needed"),
+    (" under many sets", ""),
     ("not sure enough: ", "not sure: "),
 )
 """How a narrow column says what elsewhere has room."""
@@ -62,7 +63,7 @@ def rows(result: Result) -> tuple[Shown, ...]:
     """The trials as a tree; all but the chosen one, the fastest, disagreements and what these extend are minor."""
     trials = result.trials
     parents = [_parent(trials, number) for number in range(len(trials))]
-    weighty = _weighty(result, parents)
+    weighty, again = _weighty(result, parents), result.remeasured
     found: list[Shown] = []
 
     def descend(parent: int | None, depth: int) -> None:
@@ -75,7 +76,7 @@ def rows(result: Result) -> tuple[Shown, ...]:
                         trial=trial,
                         depth=depth,
                         words=label(added) if above is None else f"+ {label(added)}",
-                        mark=mark(trial),
+                        mark=mark(again if again is not None and again.levers == trial.levers else trial),
                         chosen=_is_chosen(result, trial),
                         minor=number not in weighty,
                     )
@@ -198,7 +199,7 @@ def remark(trial: Trial) -> str:
     elif trial.outcome == "screened" and trial.agreement_detail:
         head, rest = trial.class_, trial.agreement_detail
     elif trial.outcome == "screened":
-        return f"from {plural(trial.num_windows, 'window')} under many sets"
+        return f"screened in {plural(trial.num_windows, 'window')} under many sets"
     elif trial.outcome not in ("failed", "ruled out", "slower"):
         return (rest or head).removesuffix(".")
     return f"{head}: {rest}".removesuffix(": ").removesuffix(".")  # messages of exceptions may have a full stop
@@ -219,11 +220,11 @@ def brief(trial: Trial) -> str:
 
 
 def mark(trial: Trial) -> Mark:
-    """What a trial's verdict looks like; faster with numbers that nobody could compare is not a success."""
+    """What a trial's verdict looks like: only what pairs have shown is a success, with numbers that were compared."""
     if trial.outcome == "faster":
         return "even" if trial.agreement == "inconclusive" else "yes"
-    if trial.outcome == "screened" and known(trial.ratio_low) and known(trial.ratio_high):
-        return "yes" if (trial.ratio_low or 0.0) > 1 else "no" if (trial.ratio_high or 0.0) < 1 else "even"
+    if trial.outcome == "screened" and (trial.ratio_high or 9.0) < 1:
+        return "no"
     if trial.outcome in ("no difference", "inconclusive", "screened"):
         return "even"
     return "never" if trial.outcome == "disagrees" else "no"

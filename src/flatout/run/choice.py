@@ -309,12 +309,20 @@ def parse_levers(words: tuple[str, ...], registry: Mapping[str, Lever], machine:
 
 
 def idle(
-    levers: Levers, facts: Facts | None, registry: Mapping[str, Lever], machine: Callable[[], Machine]
+    levers: Levers,
+    facts: Facts | None,
+    registry: Mapping[str, Lever],
+    machine: Callable[[], Machine],
+    missing: Mapping[str, str],
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Why levers have nothing to work on in this script, and what some of them do nevertheless."""
+    """Why levers have nothing to work on in this script, and what some of them do nevertheless.
+
+    `missing` has what was said of those that have shown no effect.
+    """
+    unseen = {name: why for name, why in missing.items() if name in levers}
     if facts is None:
-        return {}, {}
+        return unseen, {}
     reasons = {name: registry[name].applies(facts, machine()) for name in levers}
     found = {name: reason for name, reason in reasons.items() if reason not in (None, NOT_LOOKED_AT)}
     done = {name: registry[name].in_part(facts) for name in found}
-    return found, {name: part for name, part in done.items() if part is not None}
+    return unseen | found, {name: part for name, part in done.items() if part is not None}

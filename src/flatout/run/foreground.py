@@ -232,6 +232,7 @@ class _Listener:
             outcome.facts = record
         elif isinstance(record, Toggle):
             outcome.evidence.update(record.evidence)
+            outcome.missing.update(record.missing)
             if self._watch is not None and self._watch.guard is not None:
                 self._watch.guard.toggled(record.took_s)
         elif isinstance(record, Failure):

@@ -61,6 +61,8 @@ class Outcome:
     facts: Facts | None = None
     evidence: dict[str, str] = field(default_factory=dict)
     """Lever to proof."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """Lever to why no effect of it has shown yet."""
     remarks: list[str] = field(default_factory=list)
     details: list[str] = field(default_factory=list)
     """What is said to who asks for everything."""

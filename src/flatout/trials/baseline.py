@@ -20,7 +20,7 @@ from flatout.judge.activity import Activity, activity_of, slow_steps
 from flatout.judge.anatomy import MARKING_S, RECORDING_S, Account, Anatomy, dissect
 from flatout.judge.causes import WORTHWHILE, Findings, arithmetic_of
 from flatout.judge.diagnosis import Diagnosis, diagnose
-from flatout.judge.paired import SCREENING, Enough, Extent, is_calm
+from flatout.judge.paired import SCREENING, Extent, is_calm
 from flatout.judge.profiled_time import ProfiledTime, profiled_time
 from flatout.judge.read_sites import ReadSites, judged
 from flatout.judge.sequential import Looks
@@ -38,6 +38,9 @@ from flatout.trials.child_failures import CandidateFailed
 
 MOST_WAIT_S = 120.0
 """How long to wait at most for other processes to leave the machine alone."""
+
+QUIET_SHARE = 2 / 3
+"""Of the time for looking at the plain script."""
 
 ANATOMY_WINDOWS = 4
 MOST_ANATOMY_WINDOWS = 10
@@ -100,15 +103,17 @@ class Baseline:
             share: Of the budget, after which nothing is looked at more often than it must be.
         """
         self._stage("where a step goes")
-        until_s = min(self.budget.deadline_s(0.2), time.perf_counter() + MOST_WAIT_S)
+        until_s = min(self.budget.deadline_s(min(QUIET_SHARE * share, 0.2)), time.perf_counter() + MOST_WAIT_S)
         if not windows.wait_for_quiet(self.bench, until_s, self._stage):
             self.bench.warnings["other processes kept the machine busy: intervals are wide, windows were discarded"] = (
                 None
             )
         self._take_apart(self.budget.deadline_s(share))
-        if self.bench.facts is not None and self.bench.facts.loaders:
-            self._stage("what if data were free?")
-        self._counterfactuals = self._measure_counterfactuals(share)
+        least_s = stats.MIN_PAIRS * self.bench.pair_s()
+        if time.perf_counter() + least_s < self.budget.deadline_s(share):  # else what is left of the time decides
+            if self.bench.facts is not None and self.bench.facts.loaders:
+                self._stage("what if data were free?")
+            self._counterfactuals = self._measure_counterfactuals(share)
         self.baseline = self._seen("baseline", "ends")
         self._diagnose(None, None)
 
@@ -120,6 +125,9 @@ class Baseline:
             noise_pairs: Pairs of plain windows.
         """
         self._until_s, scaling = until_s, None
+        loaders = self.bench.facts is not None and self.bench.facts.loaders
+        if loaders and "free_data" not in self._counterfactuals and self._begins("what if data were free?"):
+            self._counterfactuals = self._measure_counterfactuals(0.95)
         if self._begins("plain against plain: how noisy is it here?"):
             self._take_apart(until_s)
             self._measure_noise(noise_pairs)
@@ -138,17 +146,12 @@ class Baseline:
 
     def _begins(self, text: str) -> bool:
         """Whether there is time for it, which an evaluation between two steps may have taken."""
-        if fits := time.perf_counter() < self._until_s or self.budget.share_spent < 1:
+        if fits := time.perf_counter() < self.budget.end_s:
             self._stage(text)
         return fits
 
-    def _extent(self, looks: Looks, enough: Enough, deadline_s: float) -> Extent:
-        """Four pairs at the least, as far as the budget bears them."""
-        rest_s = max(self.budget.deadline_s() - deadline_s, 0.0)
-        return Extent(looks=looks, enough=enough, deadline_s=deadline_s, min_pairs=stats.MIN_PAIRS, patience_s=rest_s)
-
     def _measure_noise(self, num_pairs: int) -> None:
-        extent = self._extent(Looks.alike(num_pairs), "all", self._until_s)
+        extent = Extent(looks=Looks.alike(num_pairs), enough="all", deadline_s=self._until_s)
         measured = windows.measure(self.bench, {}, extent, purpose="baseline")
         self.noise = measured.compare()
         self.bench.noise = stats.scatter(measured.baseline_s, measured.candidate_s)
@@ -256,7 +259,7 @@ class Baseline:
         facts = self.bench.facts
         assert facts is not None
         found: dict[str, Comparison] = {}
-        extent = self._extent(SCREENING, "clear", self.budget.deadline_s(share))
+        extent = Extent(looks=SCREENING, enough="clear", deadline_s=self.budget.deadline_s(share))
 
         def compared(levers: Levers) -> Comparison:
             return windows.measure(self.bench, levers, extent, purpose="counterfactual").compare()

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flatout.child.orders import SessionSpec
-from flatout.errors import Inconclusive, cannot_write
+from flatout.errors import Inconclusive, ScriptError, cannot_write
 from flatout.frameworks.contract import Settings
 from flatout.frameworks.lever import Lever
+from flatout.machine import foreign_cpu
 from flatout.records.facts import Facts
 from flatout.records.plan import Candidate
 from flatout.records.trace import (
+    FOREIGN_LIMIT,
     Agreement,
     Census,
     Header,
@@ -197,6 +199,11 @@ class Bench:
             self._child.end()
         self._after_end()
 
+    def taken_now(self) -> float | None:
+        """The share of the CPU that others use while the child waits for an order; None where it is not known."""
+        own = self._child.session_id if self._child is not None and self._child.alive else None
+        return foreign_cpu.at_this_moment(own, cores=self.cores_quota)
+
     def leave(self) -> None:
         """End the child; whoever asks next has one without levers that need a process."""
         self.end()
@@ -224,7 +231,11 @@ class Bench:
         refusal = isolation.refusal(self._scratch) if told and self._scratch is not None else None
         if refusal is not None:
             return refusal
-        return cannot_measure(self.script, end, self.terms.start_limit_s)
+        return self._not_measured(end)
+
+    def _not_measured(self, end: Ended) -> ScriptError:
+        """Why the plain script gave nothing; of one that was too slow also whether others kept it from the CPU."""
+        return cannot_measure(self.script, end, self.terms.start_limit_s, self.taken_now() if end.hung else None)
 
     def _note(self, records: list[Record]) -> None:
         for record in records:
@@ -284,7 +295,7 @@ class Bench:
             raise CandidateFailed(unreleased or end.sentence(), in_doubt=end.hung or end.out_of_memory)
         if unreleased:  # a fresh child is plain; whose lever it was is judged by whoever engaged it
             return
-        raise cannot_measure(self.script, end, self.terms.start_limit_s)
+        raise self._not_measured(end)
 
     def window(
         self,
@@ -396,6 +407,20 @@ class Bench:
     def starting_step_s(self) -> float:
         """What starting the script again costs each step, where its runs are over before enough is measured."""
         return (self.start_s or 0.0) / self.longest_run_steps if self.longest_run_steps else 0.0
+
+    def pair_s(self, skip_steps: int | None = None) -> float:
+        """Seconds that a pair of windows takes, with its part of the starts that a short script needs."""
+        num_steps = self.size.num_steps + (self.size.skip_steps if skip_steps is None else skip_steps)
+        return 2 * num_steps * (self.step_guess_s + self.starting_step_s)
+
+    def hindrances(self) -> list[str]:
+        """What has made measuring slow beside the steps themselves: starts of the script, others on the machine."""
+        found, taken = [], [w.foreign_fraction for _, w in self.windows if w.foreign_fraction is not None]
+        if self.starting_step_s > self.step_guess_s:
+            found.append(f"a run of it has {self.longest_run_steps} steps, and each start takes {self.start_s:.1f} s")
+        if taken and math.fsum(taken) / len(taken) > FOREIGN_LIMIT:
+            found.append(f"others used {100 * math.fsum(taken) / len(taken):.0f} % of the CPU")
+        return found
 
     def _told_of_end(self) -> None:
         self._num_ends += 1

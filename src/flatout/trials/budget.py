@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from flatout.child.orders import settling_steps
@@ -16,12 +16,15 @@ from flatout.errors import Inconclusive
 from flatout.frameworks.lever import Lever
 from flatout.records.facts import Facts
 from flatout.records.plan import Candidate, Trial
-from flatout.records.trace import Levers
+from flatout.records.trace import FOREIGN_LIMIT, Levers
 
 Defaults = tuple[tuple[float, float], ...]
-TUNE_DEFAULTS_S: Defaults = ((1.0, 300.0), (0.2, 180.0), (0.0, 120.0))
+TUNE_DEFAULTS_S: Defaults = ((1.0, 300.0), (0.2, 180.0), (0.0, 75.0))
 WHY_DEFAULTS_S: Defaults = ((0.0, 60.0),)
 """What is taken where nothing was asked for; of steps slower than the first number too few windows fit into less."""
+
+COSTLY_DEFAULT_S = 120.0
+"""What a search takes where nothing was asked for and something is left to try that compiles or needs processes."""
 
 DEVICE_DEFAULT_S = 300.0
 """What a search on a device takes where nothing was asked for: starting, loading libraries and compiling are slower
@@ -29,6 +32,10 @@ there beside what a step takes, and there is more to try."""
 
 MOST_DEFAULT_S = 600.0
 """Very slow steps get as much as the least of it takes, up to this."""
+
+OVERTIME = 0.5
+"""Of the budget, where nothing was asked for: how much longer measuring the best again in processes may take, where it
+would otherwise be lost."""
 
 WRITE_UP_S = 12.0
 """What starting the command, the looks after the search and writing the report take."""
@@ -58,6 +65,16 @@ class Budget:
         return min(self.spent_s / self.total_s, 1.0)
 
     @property
+    def overtime_s(self) -> float:
+        """How much longer than it the last measurement may take where it would otherwise be lost."""
+        return OVERTIME * self.total_s if self._defaults else 0.0
+
+    @property
+    def end_s(self) -> float:
+        """The `time.perf_counter` at which all of it is spent."""
+        return self._begun_s + self.total_s
+
+    @property
     def _measuring_s(self) -> float:
         return self.total_s - min(WRITE_UP_S, self.total_s / 10)
 
@@ -76,18 +93,34 @@ class Budget:
         if usual_s is not None:
             self.total_s = max(usual_s, min(num_steps * step_s, MOST_DEFAULT_S))
 
-    def require(self, num_steps: int, step_s: float, script: str, *, patience: float = 1.0) -> None:
+    def require(
+        self,
+        num_steps: int,
+        step_s: float,
+        script: str,
+        *,
+        patience: float = 1.0,
+        taken: Callable[[], float | None] = lambda: None,
+    ) -> None:
         """Make sure that so many steps can be made within the budget, or within `patience` times as long.
+
+        `taken` says what share of the CPU others use at this moment.
 
         Raises:
             Inconclusive: They cannot; the hint names a budget that suffices.
         """
         if num_steps * step_s <= patience * self.total_s:
             return
+        others, budget, takes = taken() or 0.0, f"for a budget of {self.total_s:.3g} s", f"takes {step_s:.2g} s"
+        is_busy = others > FOREIGN_LIMIT
+        used = f"others use {100 * others:.0f} % of the CPU, and a step of `{script}` {takes} meanwhile; "
+        longer = f"`--budget {math.ceil((num_steps * step_s + self.spent_s) / 60)}m`"
+        quiet, smaller = f"wait until the machine is quiet, or {longer}", f"{longer}, or a smaller batch or model"
         raise Inconclusive(
-            f"a step of `{script}` takes {step_s:.2g} s: too long for a budget of {self.total_s:.3g} s",
-            cause=f"an answer takes about {num_steps} steps more at the least, with what lies between them",
-            hint=f"`--budget {math.ceil((num_steps * step_s + self.spent_s) / 60)}m`, or a smaller batch or model",
+            f"the machine is too busy {budget}" if is_busy else f"a step of `{script}` {takes}: too long {budget}",
+            cause=f"{used * is_busy}an answer takes about {num_steps} steps more at the least, with what lies between "
+            "them",
+            hint=quiet if is_busy else smaller,
         )
 
 

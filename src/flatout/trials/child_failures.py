@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flatout.errors import FlatoutError, Inconclusive, ScriptError
 from flatout.frameworks import kind
-from flatout.records.trace import End, Failure, Header, Levers, Record
+from flatout.records.trace import FOREIGN_LIMIT, End, Failure, Header, Levers, Record
 from flatout.report.words import nearby, printable
 from flatout.run.child_process import Ended, tail
 from flatout.run.script import Script
@@ -84,11 +84,13 @@ def launcher_failed(words: Sequence[str], problem: FlatoutError) -> FlatoutError
 # -- a plain script that cannot be measured -------------------------------------------------------------------------
 
 
-def cannot_measure(script: Script, end: Ended, limit_s: float) -> ScriptError:
-    """The error for a plain script that gave nothing to measure."""
+def cannot_measure(script: Script, end: Ended, limit_s: float, taken: float | None = None) -> ScriptError:
+    """The error for a plain script that gave nothing to measure; `taken` is what others use of the CPU."""
     again = _seen_again(script, end)
     printed = end.output.strip().splitlines()
     last = f"the last line it printed: `{_plain(printed[-1])[:160]}`" if printed else "it printed nothing"
+    if (taken or 0.0) > FOREIGN_LIMIT:
+        last = f"the machine is busy: others use {100 * (taken or 0.0):.0f} % of the CPU; {last}"
     if end.hung and end.num_steps:
         return ScriptError(
             f"`{script.name}` stopped making training steps",

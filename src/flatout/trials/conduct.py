@@ -15,7 +15,6 @@ from typing import Literal
 
 from flatout.errors import Inconclusive, ScriptError
 from flatout.frameworks import kind
-from flatout.frameworks.lever import ranks_of
 from flatout.judge import agreement, paired, stats
 from flatout.judge.anatomy import Anatomy, dissect
 from flatout.judge.paired import SCREENING, Extent, Pairs
@@ -28,11 +27,20 @@ from flatout.run.script import Script
 from flatout.trials import windows
 from flatout.trials.baseline import Baseline
 from flatout.trials.bench import Bench
-from flatout.trials.budget import DEVICE_DEFAULT_S, TUNE_DEFAULTS_S, WHY_DEFAULTS_S, Budget, compiling_s
+from flatout.trials.budget import (
+    COSTLY_DEFAULT_S,
+    DEVICE_DEFAULT_S,
+    TUNE_DEFAULTS_S,
+    WHY_DEFAULTS_S,
+    Budget,
+    compiling_s,
+)
 from flatout.trials.child_failures import CandidateFailed
+from flatout.trials.costs import Costs
 from flatout.trials.joules import Joules
 from flatout.trials.screening import screened
 from flatout.trials.search import strategy
+from flatout.trials.search.effects import FIRST_WINDOWS
 from flatout.trials.search.screen import Screened
 from flatout.trials.search.space import WORTH_TRYING, Space, begun_with, checks_of, space_of, widest_class
 from flatout.trials.short_runs import Setting
@@ -43,9 +51,6 @@ NOISE_PAIRS = stats.RANKED_PAIRS
 SCREEN_PAIRS = SCREENING.at[-1]
 PROCESS_PAIRS = 4
 
-PROCESS_WINDOW_S = 2.0
-"""Aimed length of a window for which a process was started; half as long as starting it took, where that is more."""
-
 PROMISED_S = 170.0
 MOST_PROMISED_S = 300.0
 """The budget, where nothing was asked for, with a lever that needs a process and promises to be worth it: what its
@@ -54,10 +59,7 @@ pairs of processes take, from the first to the second number."""
 FINAL_PAIRS = 16
 MOST_FINAL_PAIRS = 30
 FEWEST_FINAL_PAIRS = SCREEN_PAIRS
-"""Pairs of the best that are measured even when the budget is spent: without them all that was spent is lost."""
-
-OVERTIME = 0.5
-"""Of the budget: how much longer measuring the best again in processes may take, where it would otherwise be lost."""
+"""Pairs of the best that the looks of the report leave their time to: without them all that was spent is lost."""
 
 SCREEN_SHARE = 1 / 15
 FINAL_SHARE = 1 / 5
@@ -67,9 +69,6 @@ LEAST_STEPS = {"why": 7, "tune": 39}
 """Steps that the least of it takes where each window is one step: plain against plain, the anatomy, samples and the
 replays; for `tune` also one candidate, its agreement, and the best measured again."""
 
-FIRST_STEPS = 2.0
-"""The first steps may take so many times as long as those that come later."""
-
 CLOSE_IN_STARTS = 0.1
 """A candidate that is started whole each time is known where its interval reaches no further: pairs are dear, and what
 is chosen is measured again."""
@@ -78,7 +77,8 @@ SCREENING_SHARE = 0.6
 """Of the budget: after so much of it no further window is opened to screen levers."""
 
 LOOK_CLOSER_S = 8.0
-"""After the search windows that only the report needs are opened for so long at most; each kind once at the least."""
+"""After the search windows that only the report needs are opened for so long at most; each kind once, if there is
+time."""
 
 STOPPED = "you stopped it"
 
@@ -126,42 +126,13 @@ class Conduct:
         self.joules = Joules(self.bench)
         setting = Setting(script=script, registry=self.levers, run_folder=run_folder, terms=goal.terms, machine=machine)
         self.starts = Starts(setting, self._stage, show.tick)
+        self.costs = Costs(self.bench, self.starts, self.budget)
         self.plain = Baseline(self.bench, self.budget, machine, run_folder, self._stage)
 
     @property
     def against_itself(self) -> bool:
         """Whether plain is to be measured as if it were a candidate: `--levers none`."""
         return self.command == "tune" and self.goal.exactly is None and self.goal.choice.only == ()
-
-    # -- time ----------------------------------------------------------------------------------------------------
-
-    def _apart(self, levers: Levers) -> Levers:
-        """Those that need a process of their own."""
-        return {n: s for n, s in levers.items() if self.levers[n].toggles == "process"}
-
-    def _togglable(self, levers: Levers) -> Levers:
-        """The others."""
-        return {n: s for n, s in levers.items() if self.levers[n].toggles != "process"}
-
-    def _pair_s(self, levers: Levers) -> float:
-        """Seconds that a pair of windows takes."""
-        size = self.bench.size
-        if self._starts_anew(levers):
-            return self.starts.pair_s(levers, self.bench.step_guess_s)
-        num_steps = size.num_steps + size.skipped({}, levers, self.levers)
-        pair_s = 2 * num_steps * (self.bench.step_guess_s + self.bench.starting_step_s)
-        if self._apart(levers):
-            pair_s += 2 * (self.bench.start_s or 3.0) + 2 * self._process_steps() * self.bench.step_guess_s
-        return pair_s
-
-    def _process_steps(self) -> int:
-        """Steps of a window for which a process was started: so many that starting it pays."""
-        size, aimed_s = self.bench.size, max(PROCESS_WINDOW_S, (self.bench.start_s or 0.0) / 2)
-        return size.num_steps * max(round(aimed_s / (size.num_steps * self.bench.step_guess_s)), 1)
-
-    def _affordable(self, most: int, share: float, levers: Levers, least: int = stats.MIN_PAIRS) -> int:
-        """Pairs, from `least` to `most`, that fit into a share of the budget."""
-        return max(min(most, int(share * self.budget.total_s / self._pair_s(levers))), least)
 
     def _stage(self, text: str) -> None:
         self.show.stage(text, self.budget.share_spent)
@@ -194,7 +165,9 @@ class Conduct:
             self._look_closer(time.perf_counter() + LOOK_CLOSER_S)
 
     def _look_closer(self, until_s: float) -> None:
-        self.plain.look_closer(until_s, self._affordable(NOISE_PAIRS, SCREEN_SHARE, {}))
+        won = self.final is not None and self.final.is_won  # then no verdict rests on the noise
+        num_pairs = self.costs.affordable(2 * stats.MIN_PAIRS if won else NOISE_PAIRS, SCREEN_SHARE, {})
+        self.plain.look_closer(min(until_s, self.budget.end_s), num_pairs)
 
     # -- the plain script ----------------------------------------------------------------------------------------
 
@@ -206,7 +179,7 @@ class Conduct:
         if self.bench.facts.device == "cpu" and self.machine.accelerators:
             there = self.machine.accelerators[0].name
             self.bench.warnings[f"the script trains on the CPU, and this machine has a GPU (`{there}`)"] = None
-        self._fit_budget(self.bench.facts.warm_up_step_s, patience=FIRST_STEPS)
+        self._fit_budget(self.bench.facts.warm_up_step_s, patience=2.0)  # the first take longer
         self._stage("warming up")
         self.bench.settle()
         self._fit_budget(self.bench.step_guess_s)
@@ -221,7 +194,7 @@ class Conduct:
         if searches and self.bench.facts is not None and self.bench.facts.device != "cpu":
             self.budget.allow(DEVICE_DEFAULT_S)
         self.bench.deadline_s = self.budget.deadline_s()
-        self.budget.require(num_steps, step_s, self.script.name, patience=patience)
+        self.budget.require(num_steps, step_s, self.script.name, patience=patience, taken=self.bench.taken_now)
 
     # -- trials --------------------------------------------------------------------------------------------------
 
@@ -240,34 +213,54 @@ class Conduct:
             self.trials.append(self.try_out(Candidate(levers={})))
             return
         space = begun_with(space, self.own)
+        if self.budget.left_s < self.costs.pair_s({}) * (FIRST_WINDOWS / 2 + stats.MIN_PAIRS):
+            self._end_search(space, is_over=False)
+            return
         self._screen(space)
         if strategy.promises_a_process(space):
-            pair_s = max((self._pair_s(one.levers) for one in space.singles if self._apart(one.levers)), default=0.0)
-            self.budget.allow(min(max(PROMISED_S, self.budget.spent_s + 2 * PROCESS_PAIRS * pair_s), MOST_PROMISED_S))
-            self.bench.deadline_s = self.budget.deadline_s()
+            pair_s = max(
+                (self.costs.pair_s(one.levers) for one in space.singles if self.costs.apart(one.levers)), default=0.0
+            )
+            self._allow(min(max(PROMISED_S, self.budget.spent_s + 2 * PROCESS_PAIRS * pair_s), MOST_PROMISED_S))
         while (candidate := strategy.next_candidate(space, self.trials, self._worth(space))) is not None:
-            if not self._fits(candidate):
+            if not self._bears(candidate):
                 break
+            if not self._fits(candidate):
+                self._allow(COSTLY_DEFAULT_S)
             self._stage(f"trying {candidate.label}")
             trial = self.try_out(candidate)
             self.trials.append(trial)
             self.show.trial(trial)
-        if candidate is not None or strategy.next_candidate(space, self.trials) is not None:
+        is_open = not self.trials and not self.screened.is_settled
+        is_over = not is_open and candidate is None and strategy.next_candidate(space, self.trials) is None
+        self._end_search(space, is_over=is_over)
+
+    def _end_search(self, space: Space, *, is_over: bool) -> None:
+        """Note what was not tried, and why, where it was not over."""
+        if not is_over:
             left = "for more" if self.trials else "for a first candidate"
-            self.stopped = f"the budget of {self.budget.total_s:.0f} s was too short {left}"
-            self.short_budget_s = self.budget.total_s
+            told = [f"the budget of {self.budget.total_s:.0f} s was too short {left}", *self.bench.hindrances()]
+            self.stopped, self.short_budget_s = "; ".join(told), self.budget.total_s
         known = {name for t in self.trials for name in t.levers} | {u.lever for u in self.untried}
         rest = dict.fromkeys(n for one in space.singles for n in one.levers if n not in known)
         reason = self.stopped or "the search ended before it"
         self.untried += [Untried(lever=name, reason=reason) for name in rest]
 
+    def _allow(self, total_s: float) -> None:
+        self.budget.allow(total_s)
+        self.bench.deadline_s = self.budget.deadline_s()
+
     def _screen(self, space: Space) -> None:
-        """Find the best set of what can be switched while the script runs."""
-        self.screened = screened(self.bench, space, self, self._stage, until_s=self.budget.deadline_s(SCREENING_SHARE))
+        """Find the best set of what can be switched while the script runs, and leave time to measure it again."""
+        pair_s = self.costs.pair_s({})
+        enough_s = time.perf_counter() + FIRST_WINDOWS / 2 * pair_s
+        leaving_s = self.budget.deadline_s() - (FEWEST_FINAL_PAIRS + 2) * pair_s
+        until_s = min(self.budget.deadline_s(SCREENING_SHARE), max(leaving_s, enough_s))
+        self.screened = screened(self.bench, space, self, self._stage, until_s=until_s)
         self.trials += self.screened.trials
         self.bench.noise = math.sqrt(2) * self.screened.noise
         best, following = strategy.best_of(self.trials), strategy.next_candidate(space, self.trials)
-        if best is not None and following is not None and self._fits(following):  # beside which others stand
+        if best is not None and following is not None and self._bears(following):  # beside which others stand
             self.trials[self.trials.index(best)] = self.beside_plain(best)
         for trial in self.trials:
             self.show.trial(trial)
@@ -286,31 +279,39 @@ class Conduct:
         """Whether what is left of the budget suffices for a candidate."""
         return self.budget.left_s - self._reserve_s() >= self._least_s(candidate)
 
+    def _bears(self, candidate: Candidate) -> bool:
+        """The same, where nothing was asked for of what may be taken for costly ones."""
+        usual_s = self.budget.total_s
+        if not (bears := self._fits(candidate)):
+            self.budget.allow(COSTLY_DEFAULT_S)
+            bears, self.budget.total_s = self._fits(candidate), usual_s
+        return bears
+
     def _least_s(self, candidate: Candidate) -> float:
         """Seconds that trying a candidate takes at the least."""
-        least_s = stats.MIN_PAIRS * self._pair_s(candidate.levers) + self.judging_s
+        least_s = stats.MIN_PAIRS * self.costs.pair_s(candidate.levers) + self.judging_s
         return least_s + compiling_s(candidate, self.levers, self.bench.facts, self.trials)
 
     def _worth(self, space: Space) -> Callable[[Candidate], bool]:
         """Whether a candidate is to be tried: the budget must bear the former plan, which is not the cheapest left."""
         own = None if space.own is None else space.own.key
-        return lambda candidate: candidate.key != own or self._fits(candidate)
+        return lambda candidate: candidate.key != own or self._bears(candidate)
 
     def _reserve_s(self) -> float:
         """What measuring the best again will take."""
         best = strategy.best_of(self.trials)
         if best is None or (best.ratio or 0.0) < WORTH_TRYING:  # then whatever is untried comes first
             return 0.0
-        num_pairs = PROCESS_PAIRS if self._apart(best.levers) else self._num_final_pairs(best.levers)
-        return (num_pairs + 3) * self._pair_s(best.levers) + self._second_s(best) + self.judging_s
+        num_pairs = PROCESS_PAIRS if self.costs.apart(best.levers) else self._num_final_pairs(best.levers)
+        return (num_pairs + 3) * self.costs.pair_s(best.levers) + self._second_s(best) + self.judging_s
 
     def _second_s(self, best: Trial) -> float:
         """What measuring the next best will take, where it may come to that."""
         second = strategy.second_to(best, self.trials) if best.outcome != "faster" else None
-        return FEWEST_FINAL_PAIRS * self._pair_s(second.levers) if second is not None else 0.0
+        return FEWEST_FINAL_PAIRS * self.costs.pair_s(second.levers) if second is not None else 0.0
 
     def _num_final_pairs(self, levers: Levers) -> int:
-        return self._affordable(FINAL_PAIRS, FINAL_SHARE, levers, FEWEST_FINAL_PAIRS)
+        return self.costs.affordable(FINAL_PAIRS, FINAL_SHARE, levers, FEWEST_FINAL_PAIRS)
 
     def try_out(self, candidate: Candidate) -> Trial:
         """Measure one candidate, and judge its numerics where it is fast enough to matter."""
@@ -340,7 +341,7 @@ class Conduct:
         here: workers that draw other random numbers are statistical, which `--accept` may or may not admit.
         """
         checks = checks_of(candidate.levers, self.levers)
-        if self._starts_anew(candidate.levers):
+        if self.costs.starts_anew(candidate.levers):
             self.bench.end()
             return self.starts.judge(candidate.levers, class_, self.goal.choice.accept)
         if "batches" not in checks:
@@ -358,12 +359,12 @@ class Conduct:
         levers = candidate.levers
         deadline_s = self.budget.deadline_s() - self._reserve_s()
         extent = Extent(looks=SCREENING, enough="known", deadline_s=deadline_s, to_beat=strategy.to_beat(self.trials))
-        if self._starts_anew(levers):
+        if self.costs.starts_anew(levers):
             extent = replace(extent, close=CLOSE_IN_STARTS, min_pairs=stats.MIN_PAIRS)
-        elif self._apart(levers):
+        elif self.costs.apart(levers):
             extent = replace(extent, looks=Looks.alike(PROCESS_PAIRS), deadline_s=self.budget.deadline_s())
         else:
-            num_pairs = self._affordable(SCREEN_PAIRS, SCREEN_SHARE, levers)
+            num_pairs = self.costs.affordable(SCREEN_PAIRS, SCREEN_SHARE, levers)
             extent = replace(extent, looks=Looks.alike(SCREENING.at[0], num_pairs))
         return self._measured(levers, extent, "trial")
 
@@ -372,19 +373,15 @@ class Conduct:
 
         With `pairs` those of processes go on.
         """
-        if self._starts_anew(levers):
+        if self.costs.starts_anew(levers):
             self.bench.end()  # nothing else of ours computes meanwhile
             return self.starts.measure(levers, extent)
-        if self._apart(levers):
-            extent = replace(extent, patience_s=OVERTIME * self.budget.total_s)
-            inside = self._togglable(levers)
-            sides, num_steps = (self._apart(levers), inside), self._process_steps()
+        if self.costs.apart(levers):
+            extent = replace(extent, patience_s=self.budget.overtime_s)
+            inside = self.costs.togglable(levers)
+            sides, num_steps = (self.costs.apart(levers), inside), self.costs.process_steps()
             return windows.measure_processes(self.bench, sides, extent, num_steps, pairs)
         return windows.measure(self.bench, levers, extent, purpose=purpose)
-
-    def _starts_anew(self, levers: Levers) -> bool:
-        """Whether a set runs on ranks, which are started whole each time."""
-        return ranks_of(levers, self.levers) is not None
 
     def _trial_of(self, levers: Levers, class_: str, measured: Pairs, begun_s: float) -> Trial:
         return paired.trial_of(measured, levers, class_, time.perf_counter() - begun_s)
@@ -402,7 +399,7 @@ class Conduct:
         """Whether the numbers under the levers are those of plain, as far as their class allows."""
         begun_s = time.perf_counter()
         try:
-            if self._starts_anew(levers) or checks_of(self._apart(levers), self.levers):
+            if self.costs.starts_anew(levers) or checks_of(self.costs.apart(levers), self.levers):
                 self.bench.end()  # nothing else of ours computes meanwhile
                 return self.starts.judge(levers, class_, self.goal.choice.accept)[0]
             return self._judged_at_a_step(levers, class_)
@@ -422,7 +419,7 @@ class Conduct:
             checks = tuple(c for c in checks if c != "batches")
         if not checks:
             return agreement.judge([], class_, ())
-        togglable = self._togglable(levers)
+        togglable = self.costs.togglable(levers)
         points = [self.bench.agreement(togglable, checks) for _ in range(2)]
         while agreement.needs_more_points(points, agreement.judge(points, class_, checks)):
             if self.budget.left_s < 0:
@@ -454,18 +451,19 @@ class Conduct:
     def _measure_again(self, best: Trial, leave_s: float = 0.0) -> Trial:
         self._stage(f"measuring {best.label} again")
         begun_s, levers = time.perf_counter(), best.levers
-        anew, deadline_s = self._starts_anew(levers), self.budget.deadline_s()
+        anew, deadline_s = self.costs.starts_anew(levers), self.budget.deadline_s()
         try:
-            if anew or self._apart(levers):
-                num, begun = self._affordable(stats.RANKED_PAIRS, FINAL_SHARE, levers), self._only_pairs(best)
+            if anew or self.costs.apart(levers):
+                num, begun = self.costs.affordable(stats.RANKED_PAIRS, FINAL_SHARE, levers), self._only_pairs(best)
                 looks = Looks.alike(num) if begun is None else Looks.alike(PROCESS_PAIRS, PROCESS_PAIRS + num)
                 extent = Extent(looks=looks, enough="clear", deadline_s=deadline_s, min_pairs=stats.MIN_PAIRS)
                 measured = self._measured(levers, extent, "winner", begun)
             else:
-                leave_s += self._pair_s(levers)  # its anatomy comes afterwards
+                pair_s = self.costs.pair_s(levers)
+                until_s = deadline_s - leave_s - pair_s  # its anatomy comes afterwards
                 extent = Extent(
                     looks=Looks.alike(self._num_final_pairs(levers), MOST_FINAL_PAIRS), enough="clear",
-                    deadline_s=deadline_s - leave_s, min_pairs=FEWEST_FINAL_PAIRS,
+                    deadline_s=until_s, min_pairs=FEWEST_FINAL_PAIRS, patience_s=self.budget.end_s - pair_s - until_s,
                 )  # fmt: skip
                 measured = self._measured(levers, extent, "winner")
             if not anew:  # which has its windows elsewhere
@@ -476,7 +474,7 @@ class Conduct:
             )  # fmt: skip
             if best.agreement != "agrees" or self.budget.left_s > self.judging_s:  # once more, later in the training
                 trial = self._with_agreement(trial, None, begun_s)
-            if not anew:
+            if not anew and self.budget.share_spent < 1:
                 self._take_apart_winner(levers)
         except CandidateFailed as failed:
             trial = replace(best, outcome="failed", reason=f"when measured again: {failed}", remeasured=True)
@@ -485,13 +483,13 @@ class Conduct:
 
     def _only_pairs(self, best: Trial) -> Pairs | None:
         """The pairs of processes that the search measured, where it was of one candidate alone: nothing was chosen."""
-        tried = [trial for trial in self.trials if self._apart(trial.levers)]
-        return paired.pairs_of(best) if tried == [best] and not self._starts_anew(best.levers) else None
+        tried = [trial for trial in self.trials if self.costs.apart(trial.levers)]
+        return paired.pairs_of(best) if tried == [best] and not self.costs.starts_anew(best.levers) else None
 
     def _take_apart_winner(self, levers: Levers) -> None:
-        togglable, skip = self._togglable(levers), self.bench.size.loader_skip_steps
-        if apart := self._apart(levers):
-            if self.budget.left_s < self._pair_s(levers):
+        togglable, skip = self.costs.togglable(levers), self.bench.size.loader_skip_steps
+        if apart := self.costs.apart(levers):
+            if self.budget.left_s < self.costs.pair_s(levers):
                 return
             self.bench.start(apart)
         seen = [self.bench.window(togglable, purpose="winner", observe="phases", skip=skip) for _ in range(2)]

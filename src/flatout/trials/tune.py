@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,9 @@ from flatout.trials.tune_launcher import LaunchedRanks
 
 RANKS_BUDGET_S = 360.0
 """What is taken for ranks where nothing was asked for: each pair is two whole starts."""
+
+LEAST_CEILINGS_S = 8.0
+"""Starting a framework and measuring the least take so long; less is not begun with."""
 
 
 def measured(
@@ -186,12 +190,19 @@ def _saved(found: Result, run_folder: Path) -> Result:
 
 def _ceilings(conduct: Conduct) -> Ceilings | None:
     """Those of what the script computes on; a GPU is measured while the script holds none of its memory."""
-    facts = conduct.bench.facts
+    facts, left_s = conduct.bench.facts, conduct.budget.end_s - time.perf_counter()
     on_cpu = facts is None or facts.device == "cpu"
+
+    def before() -> None:
+        if left_s < LEAST_CEILINGS_S:
+            raise MachineError("no time was left to measure them", cause="the budget", hint="`flatout machine`")
+        if not on_cpu:
+            conduct.bench.end()
+
     try:
-        if on_cpu:
-            return calibrate.ceilings(kind().package, device="cpu" if conduct.machine.accelerators else "auto")
-        return calibrate.ceilings(kind().package, before=conduct.bench.end)
+        limit_s = min(left_s, calibrate.LIMIT_S if on_cpu else calibrate.DEVICE_LIMIT_S)
+        device = "cpu" if on_cpu and conduct.machine.accelerators else "auto"
+        return calibrate.ceilings(kind().package, device=device, limit_s=limit_s, before=before)
     except MachineError as problem:
         conduct.bench.warnings[f"no ceilings: {problem.error}"] = None
         return None

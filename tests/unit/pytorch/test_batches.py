@@ -154,6 +154,14 @@ def test_an_evaluation_loader_is_not_what_is_compared(watch):
     assert compare_batches(watched.pytorch.session, TWO) == "no training loader was seen"
 
 
+def test_a_loader_that_is_made_anew_for_each_pass_is_compared_before_its_first_step_too(watch):
+    watched = watch(trial=False)
+    loader = DataLoader(Items(), batch_size=2, shuffle=True)
+    under_way = iter(loader)
+    next(under_way)
+    assert compare_batches(watched.pytorch.session, TWO).error == 0.0
+
+
 def test_a_comparison_in_a_trial_does_not_disturb_the_order_of_training(watch, workload):
     def labels(compare):
         torch.manual_seed(3)

@@ -179,6 +179,37 @@ class Scaled(TensorDataset):
         return self.tensors[0][k] * GAINS["gain"]
 
 
+class Counted(TensorDataset):
+    """Nobody reads what its items are made of."""
+
+    def __getitem__(self, k):
+        self.num = getattr(self, "num", 0) + 1
+        return self.tensors[0][k] * self.num
+
+
+@pytest.mark.parametrize("lever", ["fused_fetch", "sample_store", "read_ahead"])
+def test_a_lever_of_the_input_that_shows_no_effect_says_why_where_that_is_known(lever):
+    loaders = Loaders()
+    session = Session(Calls(), loaders, registry())
+    loader = DataLoader(Counted(ITEMS), batch_size=8)
+    loaders.note(loader, 1)
+    session.engage_exactly({lever: {}})
+    proofs, missing = session.evidence()
+    assert not proofs
+    assert missing == {lever: session.levers[lever].why_not(session, loader)}
+
+
+def test_a_loader_that_was_left_to_plain_says_why_ahead_shows_no_effect():
+    loaders = Loaders()
+    session = Session(Calls(), loaders, registry())
+    loader = DataLoader(Counted(ITEMS), batch_size=8, num_workers=0, shuffle=True)
+    session.engage_exactly({"ahead": {"num": 1}})
+    list(loaders.open(loader).iterator)
+    loaders.note(loader, 1)
+    (why,) = session.evidence()[1].values()
+    assert why in next(iter(loaders.said), "") and why
+
+
 def test_items_that_read_what_the_script_may_change_outside_the_dataset_are_left_to_workers():
     loaders = Loaders()
     loaders.studies = True

@@ -17,7 +17,7 @@ import torch
 from flatout.frameworks.contract import NotReleased
 from flatout.frameworks.lever import Lever
 from flatout.frameworks.pytorch.input.loaders import Loaders
-from flatout.frameworks.pytorch.lever_bases import why_not_on_ranks
+from flatout.frameworks.pytorch.lever_bases import why_none, why_not_on_ranks
 from flatout.frameworks.pytorch.observe.memory import PageFaults
 from flatout.frameworks.pytorch.seams.calls import Calls
 from flatout.frameworks.pytorch.seams.optimizers import UpdateFlags
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from flatout.frameworks.pytorch.observe.other_threads import OtherThreads
     from flatout.frameworks.pytorch.parallel.group import Communication
     from flatout.frameworks.pytorch.parallel.ranks import Ranks
+
+NO_EFFECT = "no effect was seen"
 
 
 class Unavailable(RuntimeError):
@@ -234,8 +236,12 @@ class Session:
                 if self.levers[name].proves_once:
                     self._proofs[name] = proof
             else:
-                missing[name] = self.unavailable.get(name, "no effect was seen")
+                missing[name] = self.unavailable.get(name) or self._why_none(name)
         return proofs, missing
+
+    def _why_none(self, name: str) -> str:
+        """Why a lever shows no effect: what it says of the loaders that feed the training, where it does."""
+        return why_none([self.levers[name].why_not(self, one) for one in self.loaders.training] or [None]) or NO_EFFECT
 
 
 def _move(tensor: torch.Tensor, value: torch.Tensor) -> None:

@@ -233,8 +233,8 @@ def _idle(setting: Setting, facts: Facts | None, records: Sequence[Record]) -> d
     toggles = [r for r in records if isinstance(r, Toggle)]
     shown = {name for toggle in toggles for name in toggle.evidence}
     missing = {name: why for toggle in toggles for name, why in toggle.missing.items()}
-    reasons, _ = choice.idle(levers, facts, setting.registry, lambda: setting.machine)
-    return {n: reasons.get(n) or missing.get(n) or NO_EFFECT for n in levers if n not in shown}
+    reasons, _ = choice.idle(levers, facts, setting.registry, lambda: setting.machine, missing)
+    return {n: reasons.get(n) or NO_EFFECT for n in levers if n not in shown}
 
 
 def _problem(exit_code: int, lines: _Lines, records: Sequence[Record]) -> str:

@@ -148,8 +148,12 @@ class Loaders:
 
     @property
     def training(self) -> list[DataLoader[Any]]:
-        """Loaders whose batches were followed by steps, most used first."""
-        return sorted(self._training, key=lambda loader: -self._training[loader])
+        """Loaders whose batches were followed by steps, most used first.
+
+        A script may make a new one for each pass: before the first step of such a pass, that one.
+        """
+        under_way = {one.loader: None for one in self.passes if one.has_given and self._feeds_training(one.loader)}
+        return sorted(self._training, key=lambda loader: -self._training[loader]) or list(under_way)
 
     def batch_bytes(self, loader: DataLoader[Any]) -> int | None:
         """Bytes of the tensors in the first batch that was seen; None where none was, or it cannot be looked into."""
@@ -294,6 +298,11 @@ class Loaders:
         if self._transfer is not None:
             self._transfer.attach(loader, opened.iterator)
         return self._ahead(opened)
+
+    def why_left_to_plain(self, loader: DataLoader[Any]) -> str | None:
+        """Why a loader's batches are not made ahead any more; None where they are, or it was not tried."""
+        known = self._known_ahead.get(loader)
+        return known.why_not or None if known is not None else None
 
     def _ahead(self, opened: Opened) -> Opened:
         """A pass of which batches may be made ahead."""

@@ -91,6 +91,11 @@ class Pass:
         return self._loader
 
     @property
+    def has_given(self) -> bool:
+        """Whether it has given a batch."""
+        return self._num_given > 0
+
+    @property
     def inner(self) -> Any:
         """What fetches at present, or None."""
         return self.opened.iterator if self.opened is not None else None

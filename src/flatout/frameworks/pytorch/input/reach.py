@@ -175,7 +175,7 @@ def attributes_of(one: Any) -> dict[str, Any]:
         return {name: part for name, part in vars(one).items() if not name.startswith("__")}
     attributes = getattr(one, "__dict__", None)
     found = dict(attributes) if isinstance(attributes, dict) else {}
-    for name, part in _slots_of(type(one)):
+    for name, part in _slots_of(type(one)):  # type: ignore[arg-type]  # a class has a hash
         with contextlib.suppress(AttributeError):  # not set
             found[name] = part.__get__(one)
     return found
@@ -296,7 +296,7 @@ def _holds_more(kind: type) -> bool:
     if issubclass(kind, str | bytes | int | float):
         return False
     word = object.__basicsize__ // 2
-    num_words = 2 + len(_slots_of(kind)) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    num_words = 2 + len(_slots_of(kind)) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)  # type: ignore[arg-type]
     return kind.__basicsize__ > num_words * word or kind.__itemsize__ > 0
 
 

@@ -51,12 +51,12 @@ class Ahead(Lever):
         return why_none([loader.refusal(self.name) for loader in facts.loaders])
 
     def why_not(self, session: Any, loader: Any) -> str | None:
-        """What its processes may not do, and a loader of the usual kind."""
+        """What its processes may not do or were seen to do, and a loader of the usual kind."""
         from flatout.frameworks.pytorch.input.ahead.ahead import refusal
 
         if not session.loaders.may_open(loader):
             return "the loader is of a kind of its own"
-        return refusal(loader)
+        return session.loaders.why_left_to_plain(loader) or refusal(loader)
 
     def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
         """As many as cores, and one."""
