@@ -1,0 +1,81 @@
+"""fused_attention: compute attention that the script writes by hand as one operation.
+
+A product (`@`, `matmul`, `bmm`, `einsum`), a scale, one mask, a softmax and a product become
+`scaled_dot_product_attention`, which keeps no scores. It is found while the model computes, and whatever else a script
+does with scores or weights gives what plain gives. Not fused are attention with dropout, which would draw other random
+numbers; two masks; a bias that is trained, or of another type than the scores; weights that the script reads. On a
+CPU a causal mask is recognised and half of the work left out; on a GPU masks are not read, for that would wait.
+`torch.compile` looks for such patterns itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from flatout.frameworks.lever import Lever
+from flatout.records.ceilings import Machine
+from flatout.records.facts import NOT_LOOKED_AT, Facts
+from flatout.records.trace import Setting
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.seams.calls import Compute
+    from flatout.frameworks.pytorch.session import Session
+
+
+class FusedAttention(Lever):
+    """`scaled_dot_product_attention` in the place of products around a softmax."""
+
+    name = "fused_attention"
+    summary = "attention written by hand computed by scaled_dot_product_attention"
+    class_ = "rounding"
+    shortens: ClassVar = ("forward", "backward")
+    check = "gradients"
+    partners: ClassVar = ("bf16",)
+    conflicts: ClassVar = ("compile",)  # which traces the products, and fuses them itself
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """Scripts whose graph has a softmax between two products, and no dropout."""
+        if facts.attention_by_hand is None:
+            return NOT_LOOKED_AT
+        if any(model.compiled for model in facts.trained_models):
+            return "the script compiles its model itself"
+        if not facts.attention_by_hand:
+            return "no product of a softmax of a product was seen"
+        dropped = "dropout of attention draws other random numbers where it is fused"
+        return None if "by hand" in facts.attention_by_hand else dropped
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """Put products off inside each outermost call, and where a backward computes a part of it again."""
+        from flatout.frameworks.pytorch.seams.deferred_attention import DeferredProducts
+        from flatout.frameworks.pytorch.seams.regions import Region
+
+        products = DeferredProducts(session.calls.thread)
+
+        def switch(on: bool) -> None:
+            products.on = on
+
+        region = Region(lambda: products.on, switch, lambda: switch(True))
+        session.kept[self.name] = products, region
+
+        def around(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return region.call(compute, args, kwargs)
+
+        for call in session.calls.found:
+            call.arounds[self.name] = around
+
+    def release(self, session: Session) -> None:
+        """Products are computed where the script has them."""
+        for call in session.calls.found:
+            call.arounds.pop(self.name, None)
+        if self.name in session.kept:
+            products, region = session.kept.pop(self.name)
+            region.end()
+            products.remove()
+
+    def evidence(self, session: Session) -> str | None:
+        """How many were fused; else why the script's were not."""
+        products, _ = session.kept[self.name]
+        if not products.num_fused and products.reasons:
+            session.unavailable[self.name] = ", ".join(sorted({*products.reasons.values()})[:3])
+        return f"{products.num_fused:,} times computed as one operation" if products.num_fused else None
