@@ -76,6 +76,7 @@ class FusedAttention(Lever):
     def evidence(self, session: Session) -> str | None:
         """How many were fused; else why the script's were not."""
         products, _ = session.kept[self.name]
-        if not products.num_fused and products.reasons:
-            session.unavailable[self.name] = ", ".join(sorted({*products.reasons.values()})[:3])
+        reasons = {*products.reasons.values()} - {""}
+        if reasons and not products.num_fused:
+            session.unavailable[self.name] = ", ".join(sorted(reasons))
         return f"{products.num_fused:,} times computed as one operation" if products.num_fused else None

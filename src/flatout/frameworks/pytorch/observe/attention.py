@@ -44,7 +44,7 @@ def backends_of(out: Any) -> tuple[str, ...]:
         node = waiting.pop()
         found.add(NODES.get(node.name()))
         if node.name() == _PRODUCT:
-            found.update(word for word, between in BY_HAND.items() if _weighs(node, between))
+            found.add(next((word for word, between in BY_HAND.items() if _weighs(node, between)), None))
         for other, _ in node.next_functions:
             if other is not None and other not in seen:
                 seen.add(other)

@@ -122,7 +122,7 @@ class DeferredProducts:
         self.on = False
         self.num_fused = 0
         self.reasons: dict[tuple[Any, int], str] = {}
-        """By line of the script: why its product is computed at once."""
+        """By line of the script: why its product is computed at once; empty where nothing shows that it is attention."""
         self._thread = thread
         holders: list[tuple[Any, str]] = [(torch.Tensor, name) for name in ("__matmul__", "matmul", "bmm")]
         holders += [(torch, "matmul"), (torch, "bmm"), (torch._VF, "einsum")]
@@ -207,7 +207,7 @@ def _numbers(name: str, asked: Deferred) -> torch.Tensor:
     words = (
         "draws other random numbers where it is fused" if name == "dropout" else "needs scores or weights themselves"
     )
-    step.owner.reasons.setdefault(step.line, f"`{name}` {words}")
+    step.owner.reasons.setdefault(step.line, f"`{name}` {words}" if step.before or name in RULES else "")
     return step.computed()
 
 
@@ -324,7 +324,7 @@ def _attended(step: Step, value: torch.Tensor) -> torch.Tensor | None:
     out = F.scaled_dot_product_attention(query, key, four, mask, is_causal=causal, scale=step.scale)
     out = out.view(*out.shape[4 - value.dim() :])
     step.owner.num_fused += 1
-    return out if dead is None else torch.where(dead, value.mean(-2, keepdim=True), out)
+    return out if dead is None else torch.where(dead, value.mean(-2, keepdim=True).to(out.dtype), out)
 
 
 def _mask(step: Step) -> tuple[torch.Tensor | None, bool, torch.Tensor | None]:
