@@ -34,7 +34,6 @@ def find(session: Session, ended_by: EndedBy = "optimizer") -> Facts:
     """The facts as they stand now."""
     where = devices.of(session.parameters())
     seen = {word for call in session.calls.found for word in call.attention or ()}
-    looked = session.calls.look_at_graph is not None
     loaders = tuple(_loader(loader, session) for loader in session.loaders.training)
     if session.loaders.studies:  # a trial or a run that learns, in which the sources of datasets were read
         from flatout.frameworks.pytorch.input.items.syntax import forget
@@ -53,8 +52,8 @@ def find(session: Session, ended_by: EndedBy = "optimizer") -> Facts:
         gpus=_gpus(session),
         convolution_tf32=where is not None and where.type == "cuda" and _convolves_in_tf32(),
         cudnn_benchmark=torch.backends.cudnn.benchmark,
-        attention=tuple(sorted(seen - {*BY_HAND})) if looked else None,
-        attention_by_hand=tuple(sorted(seen & {*BY_HAND})) if looked else None,
+        attention=None if session.calls.look_at_graph is None else tuple(sorted(seen - {BY_HAND})),
+        softmax=BY_HAND in seen,
         attention_chosen=not all(allowed().values()),
         step_rhythm=ended_by,
         page_faults_per_step=None if session.engaged.keys() & TAKE_FAULTS_AWAY else session.page_faults.per_step,

@@ -2,16 +2,16 @@
 
 A product (`@`, `matmul`, `bmm`, `einsum`), a scale, one mask, a softmax and a product become
 `scaled_dot_product_attention`, which keeps no scores. It is found while the model computes, and whatever else a script
-does with scores or weights gives what plain gives. Not fused are attention with dropout, which would draw other random
-numbers; two masks; a bias that is trained, or of another type than the scores; weights that the script reads. On a
-CPU a causal mask is recognised and half of the work left out; on a GPU masks are not read, for that would wait.
-`torch.compile` looks for such patterns itself.
+does with scores or weights gives what plain gives. Not fused: dropout, which would draw other random numbers; two
+masks; a bias that is trained or of another type than the scores; weights that are read. On a CPU a causal mask is
+recognised and half of the work left out; on a GPU masks are not read, for that would wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 from flatout.frameworks.lever import Lever
 from flatout.records.ceilings import Machine
@@ -19,7 +19,6 @@ from flatout.records.facts import NOT_LOOKED_AT, Facts
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.seams.calls import Compute
     from flatout.frameworks.pytorch.session import Session
 
 
@@ -32,18 +31,17 @@ class FusedAttention(Lever):
     shortens: ClassVar = ("forward", "backward")
     check = "gradients"
     partners: ClassVar = ("bf16",)
-    conflicts: ClassVar = ("compile",)  # which traces the products, and fuses them itself
+    conflicts: ClassVar = ("compile",)  # which traces the products, and looks for such patterns itself
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
-        """Scripts whose graph has a softmax between two products, and no dropout."""
-        if facts.attention_by_hand is None:
+        """Scripts whose model takes a softmax of its own."""
+        if facts.attention is None:
             return NOT_LOOKED_AT
         if any(model.compiled for model in facts.trained_models):
             return "the script compiles its model itself"
-        if not facts.attention_by_hand:
-            return "no product of a softmax of a product was seen"
-        dropped = "dropout of attention draws other random numbers where it is fused"
-        return None if "by hand" in facts.attention_by_hand else dropped
+        if facts.distributed:
+            return "distributed wrappers put functions of their own around the model"
+        return None if facts.softmax else "no softmax was seen in the model"
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Put products off inside each outermost call, and where a backward computes a part of it again."""
@@ -51,18 +49,10 @@ class FusedAttention(Lever):
         from flatout.frameworks.pytorch.seams.regions import Region
 
         products = DeferredProducts(session.calls.thread)
-
-        def switch(on: bool) -> None:
-            products.on = on
-
-        region = Region(lambda: products.on, switch, lambda: switch(True))
+        region = Region(lambda: False, products.switch, partial(products.switch, True))
         session.kept[self.name] = products, region
-
-        def around(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return region.call(compute, args, kwargs)
-
         for call in session.calls.found:
-            call.arounds[self.name] = around
+            call.arounds[self.name] = region.call
 
     def release(self, session: Session) -> None:
         """Products are computed where the script has them."""

@@ -9,6 +9,7 @@ is computed at once. In: calls of `torch.matmul` and the like while it is on. Ou
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial, wraps
@@ -33,6 +34,12 @@ ASKED = frozenset(
 )
 """What is known without computing."""
 
+State = tuple[bool, bool, torch.dtype]
+"""Whether gradients are taken, whether autocast is on, and to which type."""
+
+
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
 
 class NotDeferred(RuntimeError):
     """What was put off cannot be computed as the script wrote it any more: its call is made again without us."""
@@ -40,55 +47,55 @@ class NotDeferred(RuntimeError):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Step:
-    """One operation that was put off, and what is known of the scores or weights that it gives."""
+    """One operation that was put off, and what is known of the scores or weights that it gives.
+
+    `mask` is added to scores or, of type bool, true where they are replaced by `fill`. The result of `before` stands
+    at `at` among the arguments.
+    """
 
     owner: DeferredProducts
     line: tuple[Any, int]
-    """Where the script makes the product: code and instruction."""
     query: torch.Tensor
     key: torch.Tensor
     scale: float = 1.0
     mask: torch.Tensor | None = None
-    """What is added to the scores, or, of type bool, where they are replaced by `fill`."""
     fill: float = 0.0
     are_weights: bool = False
     dtype: torch.dtype
-    state: tuple[bool, bool, torch.dtype]
-    """Whether gradients are taken, whether autocast is on, and to which type."""
-    func: Callable[..., Any]
+    state: State
+    func: Callable[..., torch.Tensor]
     args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
     before: Step | None = None
-    """Whose result stands at `at` among the arguments; None for the product."""
     at: int = 0
     versions: list[int]
-    """Of the tensors among the arguments."""
     value: torch.Tensor | None = None
     version: int = 0
-    """Of `value` when it was computed."""
 
-    @property
     def is_untouched(self) -> bool:
         """Whether nothing was read of what led to it, or changed in place."""
-        if self.value is not None or versions_of(self.args, self.kwargs) != self.versions:
-            return False
-        return self.before is None or self.before.is_untouched
+        untouched = self.value is None and versions_of(self.args) == self.versions
+        return untouched and (self.before is None or self.before.is_untouched())
 
     def computed(self) -> torch.Tensor:
         """Its result, under the state in which the script asked for it."""
         if self.value is None:
-            args, before = self.args, self.before
+            args, before = list(self.args), self.before
             if before is not None:
-                args = (*args[: self.at], before.computed(), *args[self.at + 1 :])
-                if before.version != args[self.at]._version:
-                    raise NotDeferred("scores of attention were changed in place meanwhile")
-            if versions_of(self.args, self.kwargs) != self.versions:
+                args[self.at] = before.computed()
+            if versions_of(self.args) != self.versions or (before and before.version != args[self.at]._version):
                 raise NotDeferred("what attention is computed from was changed in place meanwhile")
             gradients, casts, dtype = self.state
             with torch.set_grad_enabled(gradients), torch.autocast(self.query.device.type, dtype, casts):
-                self.value = self.func(*args, **self.kwargs)
-            self.version = self.value._version  # type: ignore[union-attr]
-        return self.value  # type: ignore[return-value]
+                self.value = self.func(*args)
+            self.version = self.value._version
+        return self.value
+
+    def deferred(self) -> Deferred:
+        """What stands in for it."""
+        shape, make = (*self.query.shape[:-1], self.key.shape[-2]), Of._make_wrapper_subclass
+        made: Deferred = make(Deferred, shape, dtype=self.dtype, device=self.query.device)
+        made.step = self
+        return made
 
 
 class Deferred(torch.Tensor):
@@ -99,12 +106,12 @@ class Deferred(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note what belongs to attention; anything else gets the numbers."""
+        kwargs = kwargs or {}
         if func in ASKED:
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        kwargs, name = kwargs or {}, str(getattr(func, "__name__", func))
-        out = _noted(func, name, args, kwargs)
-        if out is not None:
+                return func(*args, **kwargs)
+        name = str(getattr(func, "__name__", func))
+        if (out := _noted(func, name, args, kwargs)) is not None:
             return out
         args, kwargs = tree_map_only(Deferred, partial(_numbers, name), (args, kwargs))
         return func(*args, **kwargs)
@@ -122,75 +129,64 @@ class DeferredProducts:
         self.on = False
         self.num_fused = 0
         self.reasons: dict[tuple[Any, int], str] = {}
-        """By line of the script: why its product is computed at once; empty where nothing shows that it is attention."""
+        """By code and instruction: why its product is computed at once; empty where it does not look like attention."""
         self._thread = thread
         holders: list[tuple[Any, str]] = [(torch.Tensor, name) for name in ("__matmul__", "matmul", "bmm")]
         holders += [(torch, "matmul"), (torch, "bmm"), (torch._VF, "einsum")]
         self._patches = [Patch(holder, name, self._product) for holder, name in holders]
 
+    def switch(self, on: bool) -> None:
+        """Put products off from here on, or no more."""
+        self.on = on
+
     def remove(self) -> None:
-        """Put off no more; what was put off is computed when somebody asks."""
-        self.on = False
+        """Take the patches off; what was put off is computed when somebody asks."""
         remove_all(self._patches)
 
     def _product(self, original: Callable[..., Any], patch: Patch) -> Callable[..., Any]:
         @wraps(original)
         def product(*args: Any, **kwargs: Any) -> Any:
+            out = None
             if self.on and patch.active and len(args) == 2 and not kwargs and not torch.compiler.is_compiling():
-                out = self._scores(original, *args, sys._getframe(1))
-                if out is not None:
-                    return out
-            return original(*args, **kwargs)
+                if type(args[0]) is not str:
+                    out = self._scores(original, args, sys._getframe(1))
+                elif len(args[1]) == 2:  # called by `torch.einsum`
+                    out = self._scores(torch.functional.einsum, (args[0], *args[1]), sys._getframe(2))
+            return original(*args, **kwargs) if out is None else out
 
         return product
 
-    def _scores(self, func: Any, a: Any, b: Any, frame: Any) -> Deferred | None:
-        args = (a, b)
-        if type(a) is str and len(b) == 2:  # `torch._VF.einsum`, called by `torch.einsum`
-            func, frame, args = torch.functional.einsum, frame.f_back, (a, *b)
-        query, key = args[-2:]
-        if (
-            (line := (frame.f_code, frame.f_lasti)) in self.reasons
-            or type(query) not in PLAIN
-            or type(key) not in PLAIN
-        ):
+    def _scores(self, func: Any, args: tuple[Any, ...], frame: Any) -> Deferred | None:
+        line, (query, key) = (frame.f_code, frame.f_lasti), args[-2:]
+        if line in self.reasons or type(query) not in PLAIN or type(key) not in PLAIN or not trains(self._thread):
             return None
-        orders = orders_of(a) if type(a) is str else ORDERS.get(query.dim())
-        if orders is None or [query.dim(), key.dim()] != [len(orders[0])] * 2 or orders[2] != [*range(query.dim())]:
+        orders = orders_of(args[0]) if len(args) == 3 else ORDERS.get(query.dim())
+        if orders is None or [query.dim(), key.dim()] != [len(orders[0])] * 2 or orders[2] != sorted(orders[2]):
             return None
         query, key = query.permute(orders[0]), key.permute(orders[1])
         alike = query.shape[:-2] == key.shape[:-2] and query.shape[-1] == key.shape[-1] and query.dtype is key.dtype
         usual = query.is_floating_point() and query.layout is torch.strided and query.device == key.device
-        if not alike or not usual or query.is_inference() or key.is_inference() or not trains(self._thread):
+        if not alike or not usual or query.is_inference() or key.is_inference():
             return None
-        state = _state(query.device.type)
-        return _deferred(
-            Step(
-                owner=self, line=line, query=query, key=key, state=state, func=func, args=args, kwargs={},
-                dtype=_type(torch.mm, query.dtype, query.device.type, state), versions=versions_of(args, {}),
-            )
-        )  # fmt: skip
+        state = state_of(query.device.type)
+        return Step(
+            owner=self, line=line, query=query, key=key, state=state, func=func, args=args,
+            dtype=_type(torch.mm, query.dtype, query.device.type, state), versions=versions_of(args),
+        ).deferred()  # fmt: skip
 
 
-def _deferred(step: Step) -> Deferred:
-    shape = (*step.query.shape[:-1], step.key.shape[-2])
-    made: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
-    out: Deferred = made(Deferred, shape, dtype=step.dtype, device=step.query.device)
-    out.step = step
-    return out
-
-
-def versions_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[int]:
+def versions_of(args: tuple[Any, ...]) -> list[int]:
     """How often each tensor among these was changed in place."""
-    return [one._version for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+    return [one._version for one in args if isinstance(one, torch.Tensor)]
 
 
-def _state(device: str) -> tuple[bool, bool, torch.dtype]:
+def state_of(device: str) -> State:
+    """As it is now."""
     return torch.is_grad_enabled(), torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
 @lru_cache
-def _type(func: Any, dtype: torch.dtype, device: str, state: tuple[bool, bool, torch.dtype]) -> torch.dtype:
+def _type(func: Any, dtype: torch.dtype, device: str, state: State) -> torch.dtype:
     """The type of a product's or a softmax's result, which autocast may decide."""
     small = torch.empty(1, 1, dtype=dtype, device=device)
     with torch.autocast(device, state[2], state[1]):
@@ -200,14 +196,11 @@ def _type(func: Any, dtype: torch.dtype, device: str, state: tuple[bool, bool, t
 def _numbers(name: str, asked: Deferred) -> torch.Tensor:
     """What was asked for, computed; that line of the script is put off no more."""
     step = asked.step
-    if (
-        step.owner.on and step.state[0] and not torch.is_grad_enabled()
-    ):  # perhaps a Function, which has no gradient then
-        raise NotDeferred("scores of attention are read where no gradients are taken")
-    words = (
-        "draws other random numbers where it is fused" if name == "dropout" else "needs scores or weights themselves"
-    )
-    step.owner.reasons.setdefault(step.line, f"`{name}` {words}" if step.before or name in RULES else "")
+    gradient_lost = step.state[0] and not torch.is_grad_enabled()
+    if gradient_lost and any(frame.f_code is _APPLY for frame, _ in traceback.walk_stack(None)):
+        raise NotDeferred("a Function of the script's takes scores of attention, and would not pass their gradient on")
+    why = "draws other random numbers when fused" if name == "dropout" else "needs scores or weights themselves"
+    step.owner.reasons.setdefault(step.line, f"`{name}` {why}" if step.before or name in RULES else "")
     return step.computed()
 
 
@@ -215,101 +208,79 @@ def _noted(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """What is put off after this operation, or the product with the values; None where it is not attention."""
     at = 1 if name == "einsum" else 0
     asked, rule = args[at] if len(args) > at else None, RULES.get(name)
-    if rule is None or not isinstance(asked, Deferred) or not asked.step.owner.on:
+    if rule is None or not isinstance(asked, Deferred) or not asked.step.owner.on or asked.step.value is not None:
         return None
     step, others = asked.step, args[:at] + args[at + 1 :]
-    tensors = [one for one in (*others, *kwargs.values()) if isinstance(one, torch.Tensor)]
-    if (
-        step.value is not None
-        or any(type(one) not in PLAIN for one in tensors)
-        or _state(asked.device.type) != step.state
-    ):
+    plain = all(type(one) in PLAIN for one in others if isinstance(one, torch.Tensor))
+    if not plain or state_of(step.query.device.type) != step.state:
         return None
-    found = rule(step, others, kwargs)
-    if not isinstance(found, dict):
-        return found
-    if not found:  # as it was
-        return asked
-    args = (*args[:at], None, *args[at + 1 :])
-    versions = versions_of(args, kwargs)
-    new = replace(step, **found, func=func, args=args, kwargs=kwargs, at=at, before=step, versions=versions)
+    if any(isinstance(one, torch.Tensor) for one in kwargs.values()):
+        return None
+    found = rule(step, *others, **kwargs)
+    if not isinstance(found, dict) or not found:
+        return asked if found == {} else found
+    args, func = (*args[:at], None, *args[at + 1 :]), partial(func, **kwargs) if kwargs else func
+    new = replace(step, **found, func=func, args=args, at=at, before=step, versions=versions_of(args))
     if name.startswith("__i") or (name.endswith("_") and not name.endswith("__")):
         asked.step = new
         return asked
-    return _deferred(new)
-
-
-def _scaled(step: Step, others: tuple[Any, ...], kwargs: dict[str, Any], *, by: int) -> Any:
-    factor = _number(others[0]) if len(others) == 1 and not kwargs else None
-    if not factor or step.mask is not None or step.are_weights:
-        return None
-    return {"scale": step.scale * factor**by}
+    return new.deferred()
 
 
 def _number(value: Any) -> float | None:
     """A number, also where it is a tensor that can be read without waiting."""
     if isinstance(value, torch.Tensor):
-        free = value.dim() == 0 and value.device.type == "cpu" and not value.requires_grad
-        return float(value) if free else None
+        return float(value) if value.dim() == 0 and value.is_cpu and not value.requires_grad else None
     return float(value) if isinstance(value, int | float) else None
 
 
-def _filled(step: Step, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    mask, fill = [*others, *(kwargs[name] for name in ("mask", "value") if name in kwargs)]
-    fill = _number(fill)
-    if fill is None or not fill <= HIDES or not _fits(mask, step) or mask.dtype is not torch.bool:
-        return None
-    return {"mask": mask, "fill": fill}
+def _scaled(step: Step, factor: Any = None, *more: Any, by: int, **others: Any) -> Any:
+    number = None if more or others or step.mask is not None or step.are_weights else _number(factor)
+    return {"scale": step.scale * number**by} if number else None
 
 
-def _added(step: Step, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    mask = others[0] if len(others) == 1 and not kwargs else None
-    if not _fits(mask, step) or mask.dtype is not step.dtype or mask.requires_grad:  # type: ignore[union-attr]
-        return None
-    return {"mask": mask}
+def _filled(step: Step, mask: Any = None, value: Any = None) -> Any:
+    fill = _number(value)
+    fits = fill is not None and fill <= HIDES and _fits(step, mask) and mask.dtype is torch.bool
+    return {"mask": mask, "fill": fill} if fits else None
 
 
-def _fits(mask: Any, step: Step) -> bool:
-    """Whether it is a first mask, and broadcast to the scores without making them larger."""
+def _added(step: Step, mask: Any = None, *more: Any, **others: Any) -> Any:
+    fits = not more and not others and _fits(step, mask)
+    return {"mask": mask} if fits and mask.dtype is step.dtype and not mask.requires_grad else None
+
+
+def _fits(step: Step, mask: Any) -> bool:
+    """Whether it is a first mask, and does not make the scores larger."""
     if not isinstance(mask, torch.Tensor) or step.mask is not None or step.are_weights:
         return False
-    sizes = zip(reversed(mask.shape), (step.key.shape[-2], *reversed(step.query.shape[:-1])), strict=False)
-    return mask.dim() <= step.query.dim() and all(size in (1, whole) for size, whole in sizes)
+    shape = (*step.query.shape[:-1], step.key.shape[-2])
+    return torch.broadcast_shapes(mask.shape, shape) == shape
 
 
-def _weighed(step: Step, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    dim = kwargs.get("dim", others[0] if others else None)
-    dtype = kwargs.get("dtype", others[1] if len(others) > 1 else None)
-    if step.are_weights or dim not in (-1, step.query.dim() - 1):
+def _weighed(step: Step, dim: Any = None, dtype: Any = None, **_: Any) -> Any:
+    dtype = dtype or _type(torch.softmax, step.dtype, step.query.device.type, step.state)
+    fits = not step.are_weights and dim in (-1, step.query.dim() - 1)
+    return {"are_weights": True, "dtype": dtype} if fits else None
+
+
+def _dropped(step: Step, p: float = 0.5, training: bool = True, *_: Any, **__: Any) -> Any:
+    return None if p and training else {}
+
+
+def _cast(step: Step, to: Any = torch.float, *more: Any, **others: Any) -> Any:
+    to, same = getattr(to, "dtype", to), getattr(to, "device", step.query.device) == step.query.device
+    if more or others or not same or not isinstance(to, torch.dtype) or not to.is_floating_point:
         return None
-    return {"are_weights": True, "dtype": dtype or _type(torch.softmax, step.dtype, step.query.device.type, step.state)}
+    return {"dtype": to} if to is not step.dtype else {}
 
 
-def _dropped(step: Step, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Nothing is, with a rate of 0 and while the model is evaluated."""
-    rate, training = [*others, kwargs.get("p", 0.5), kwargs.get("training", True)][:2]
-    return None if rate and training else {}
-
-
-def _cast(step: Step, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    wanted = [*others, *kwargs.values()] or [torch.float]
-    dtype = getattr(wanted[0], "dtype", wanted[0])
-    if len(wanted) > 1 or getattr(wanted[0], "device", step.query.device) != step.query.device:
-        return None
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        return None
-    return {} if dtype is step.dtype else {"dtype": dtype}
-
-
-def _mixed(step: Step, others: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+def _mixed(step: Step, first: Any = None, second: Any = None, *more: Any, **others: Any) -> torch.Tensor | None:
     """The product with the values, by letters where the first of the others is an equation."""
-    if kwargs or not isinstance(others[-1], torch.Tensor) or len(others) > 2:
+    value, orders = (first, ORDERS[step.query.dim()]) if second is None else (second, orders_of(first))
+    if more or others or not isinstance(value, torch.Tensor) or orders is None or value.dim() != len(orders[1]):
         return None
-    value = others[-1]
-    orders = ORDERS[step.query.dim()] if len(others) == 1 else orders_of(others[0])
-    if orders is None or orders[0] != [*range(step.query.dim())] or value.dim() != len(orders[1]):
-        return None
-    out = _attended(step, value.permute(orders[1]).mT)
+    out = _attended(step, value.permute(orders[1]).mT) if orders[0] == [*range(step.query.dim())] else None
     return None if out is None else out.permute(orders[2])
 
 
@@ -317,7 +288,8 @@ def _attended(step: Step, value: torch.Tensor) -> torch.Tensor | None:
     """The fused operation; None where it does not compute the same, or something else has read a part of it."""
     query, key = step.query, step.key
     cast = step.state[1] or query.dtype is value.dtype is step.dtype
-    if not (step.are_weights and cast and step.is_untouched) or value.shape != (*key.shape[:-1], query.shape[-1]):
+    fits = step.are_weights and cast and value.shape == (*key.shape[:-1], query.shape[-1])
+    if not fits or not step.is_untouched():
         return None
     mask, causal, dead = _mask(step)
     query, key, four = (one[(None,) * (4 - one.dim())] for one in (query, key, value))
@@ -328,31 +300,22 @@ def _attended(step: Step, value: torch.Tensor) -> torch.Tensor | None:
 
 
 def _mask(step: Step) -> tuple[torch.Tensor | None, bool, torch.Tensor | None]:
-    """A mask of four dimensions, whether it is causal instead, and the rows of which all is replaced, if any.
+    """A mask of four dimensions, whether it is causal instead, and rows of which all weights are equal, if any.
 
     On a device nothing is read, for that would have to be waited for.
     """
     if (mask := step.mask) is None:
         return None, False, None
-    rows, columns = step.query.shape[-2], step.key.shape[-2]
-    replaces, on_host = mask.dtype is torch.bool, mask.device.type == "cpu"
-    if on_host and mask.shape[-2:] == (rows, rows) == (rows, columns) and mask.numel() == rows * rows:
+    rows, columns, replaces = step.query.shape[-2], step.key.shape[-2], mask.dtype is torch.bool
+    if mask.is_cpu and mask.shape[-2:] == (rows, rows) == (rows, columns) and mask.numel() == rows * rows:
         square = mask.view(rows, rows)
-        hidden = square if replaces else square <= HIDES
-        if torch.equal(hidden, _above_diagonal(rows)) and (replaces or not square.tril().any()):
+        hidden, above = square if replaces else square <= HIDES, torch.ones(rows, rows, dtype=torch.bool).triu(1)
+        if torch.equal(hidden, above) and (replaces or not square.tril().any()):
             return None, True, None
-    dead = None
-    if replaces and step.fill != -torch.inf:  # the weights of such a row are equal then, and not undefined
-        dead = mask.all(-1, keepdim=True)
-        dead = None if on_host and not dead.any() else dead
+    dead = mask.all(-1, keepdim=True) if replaces and step.fill != -torch.inf else None
     if replaces:
         mask = ~mask if dead is None else ~mask | dead
     return mask[(None,) * (4 - mask.dim())].expand(-1, -1, rows, columns), False, dead
-
-
-@lru_cache(maxsize=8)
-def _above_diagonal(size: int) -> torch.Tensor:
-    return torch.ones(size, size, dtype=torch.bool).triu(1)
 
 
 @lru_cache
@@ -368,20 +331,18 @@ def orders_of(equation: str) -> tuple[list[int], list[int], list[int]] | None:
     if len(words) != 3 or not all(word.isalpha() and 2 < len(word) == len({*word}) < 5 for word in words):
         return None
     a, b, out = words
-    batch, summed = sorted({*a} & {*b} & {*out}, key=out.index), sorted({*a} & {*b} - {*out})
-    rows = [sorted({*a} - {*b}), sorted({*b} - {*a})]
-    if [*map(len, (summed, *rows))] != [1, 1, 1] or {*batch, *rows[0], *rows[1]} != {*out}:
+    batch, summed = sorted({*a} & {*b} & {*out}, key=out.index), [*{*a} & {*b} - {*out}]
+    row, other = [*{*a} - {*b}], [*{*b} - {*a}]
+    if [len(summed), len(row), len(other)] != [1, 1, 1] or {*batch, *row, *other} != {*out}:
         return None
-    one, other = (
-        [word.index(letter) for letter in (*batch, *row, *summed)] for word, row in zip((a, b), rows, strict=True)
-    )
-    return one, other, [[*batch, *rows[0], *rows[1]].index(letter) for letter in out]
+    firsts, seconds = ([w.index(x) for x in (*batch, *own, *summed)] for w, own in ((a, row), (b, other)))
+    return firsts, seconds, [[*batch, *row, *other].index(letter) for letter in out]
 
 
 ORDERS = {3: orders_of("bij,bjk->bik"), 4: orders_of("abij,abjk->abik")}
 """Of `torch.matmul`, by the number of dimensions."""
 
-RULES: Mapping[str, Callable[[Step, tuple[Any, ...], dict[str, Any]], Any]] = {
+RULES: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("mul", "__mul__", "__rmul__", "mul_", "__imul__"), partial(_scaled, by=1)),
     **dict.fromkeys(("div", "__truediv__", "div_", "__itruediv__"), partial(_scaled, by=-1)),
     **dict.fromkeys(("masked_fill", "masked_fill_"), _filled),
