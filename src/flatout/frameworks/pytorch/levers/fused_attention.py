@@ -49,7 +49,8 @@ class FusedAttention(Lever):
         from flatout.frameworks.pytorch.seams.regions import Region
 
         products = DeferredProducts(session.calls.thread)
-        region = Region(lambda: False, products.switch, partial(products.switch, True))
+        switch = partial(setattr, products, "on")
+        region = Region(lambda: False, switch, partial(switch, True))
         session.kept[self.name] = products, region
         for call in session.calls.found:
             call.arounds[self.name] = region.call

@@ -37,7 +37,6 @@ ASKED = frozenset(
 State = tuple[bool, bool, torch.dtype]
 """Whether gradients are taken, whether autocast is on, and to which type."""
 
-
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 
 
@@ -47,18 +46,14 @@ class NotDeferred(RuntimeError):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Step:
-    """One operation that was put off, and what is known of the scores or weights that it gives.
-
-    `mask` is added to scores or, of type bool, true where they are replaced by `fill`. The result of `before` stands
-    at `at` among the arguments.
-    """
+    """One operation that was put off, and what is known of the scores or weights that it gives."""
 
     owner: DeferredProducts
     line: tuple[Any, int]
     query: torch.Tensor
     key: torch.Tensor
     scale: float = 1.0
-    mask: torch.Tensor | None = None
+    mask: torch.Tensor | None = None  # added to scores or, of type bool, true where they are replaced by `fill`
     fill: float = 0.0
     are_weights: bool = False
     dtype: torch.dtype
@@ -66,7 +61,7 @@ class Step:
     func: Callable[..., torch.Tensor]
     args: tuple[Any, ...]
     before: Step | None = None
-    at: int = 0
+    at: int = 0  # where its result stands among the arguments
     versions: list[int]
     value: torch.Tensor | None = None
     version: int = 0
@@ -134,10 +129,6 @@ class DeferredProducts:
         holders: list[tuple[Any, str]] = [(torch.Tensor, name) for name in ("__matmul__", "matmul", "bmm")]
         holders += [(torch, "matmul"), (torch, "bmm"), (torch._VF, "einsum")]
         self._patches = [Patch(holder, name, self._product) for holder, name in holders]
-
-    def switch(self, on: bool) -> None:
-        """Put products off from here on, or no more."""
-        self.on = on
 
     def remove(self) -> None:
         """Take the patches off; what was put off is computed when somebody asks."""
@@ -212,9 +203,8 @@ def _noted(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return None
     step, others = asked.step, args[:at] + args[at + 1 :]
     plain = all(type(one) in PLAIN for one in others if isinstance(one, torch.Tensor))
-    if not plain or state_of(step.query.device.type) != step.state:
-        return None
-    if any(isinstance(one, torch.Tensor) for one in kwargs.values()):
+    named = any(isinstance(one, torch.Tensor) for one in kwargs.values())
+    if not plain or named or state_of(step.query.device.type) != step.state:
         return None
     found = rule(step, *others, **kwargs)
     if not isinstance(found, dict) or not found:
