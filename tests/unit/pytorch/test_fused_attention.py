@@ -74,7 +74,7 @@ def bert(q, k, v):
 def llama(q, k, v):
     scores = torch.matmul(q, k.transpose(2, 3)) / math.sqrt(D)
     scores = scores + torch.full((T, T), float("-inf")).triu(1)
-    return torch.matmul(F.softmax(scores.float(), dim=-1).type_as(q), v)
+    return torch.matmul(F.softmax(scores.float(), dim=-1).type_as(q).type(v.dtype), v)
 
 
 def by_letters(q, k, v):
@@ -188,6 +188,7 @@ ODD = {
     "stacked": (stacked, "`stack`"),
     "a gradient kept": (noting, "`retain_grad`"),
     "moved and cast": (lambda q, k, v: (q @ k.mT).softmax(-1).to("cpu", torch.float) @ v, "`to`"),
+    "asked for its type": (lambda q, k, v: v * len((q @ k.mT).type()), "`type`"),
     "cast oddly": (lambda q, k, v: (q @ k.mT).to(torch.float, copy=True).softmax(-1) @ v, "`to`"),
     "a list": (lambda q, k, v: torch.cat([(q @ k.mT), v], -1), ""),
     "iterated": (lambda q, k, v: sum((q @ k.mT).unbind(2))[:, :, None, :1] * v, ""),

@@ -258,7 +258,7 @@ def _dropped(step: Step, p: float = 0.5, training: bool = True, *_: Any, **__: A
     return None if p and training else {}
 
 
-def _cast(step: Step, to: Any = torch.float, *more: Any, **others: Any) -> Any:
+def _cast(step: Step, to: Any = None, *more: Any, **others: Any) -> Any:
     to, same = getattr(to, "dtype", to), getattr(to, "device", step.query.device) == step.query.device
     if more or others or not same or not isinstance(to, torch.dtype) or not to.is_floating_point:
         return None
@@ -337,7 +337,8 @@ RULES: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("div", "__truediv__", "div_", "__itruediv__"), partial(_scaled, by=-1)),
     **dict.fromkeys(("masked_fill", "masked_fill_"), _filled),
     **dict.fromkeys(("add", "__add__", "__radd__", "add_", "__iadd__"), _added),
-    **{"softmax": _weighed, "dropout": _dropped, "to": _cast, "type_as": _cast, "float": _cast},
+    **{"softmax": _weighed, "dropout": _dropped, "float": lambda step: _cast(step, torch.float)},
+    **dict.fromkeys(("to", "type", "type_as"), _cast),
     **dict.fromkeys(("matmul", "__matmul__", "bmm", "einsum"), _mixed),
 }
 """By the operation's name: what is new of the scores or weights that it makes; None where it is not put off."""
