@@ -2,6 +2,7 @@
 
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import get_ident
@@ -101,12 +102,23 @@ def bare(q, k, v):
     return torch.einsum("b h i j, b h j d -> b h i d", torch.einsum("b h i d, b h j d -> b h i j", q, k).softmax(-1), v)
 
 
-def part_of_the_keys(q, k, v):
-    k, v = k[:, :, :4], v[:, :, :4]
-    return ((q @ k.mT).masked_fill(CAUSAL[:, :4] == 0, -torch.inf) * 1).softmax(-1) @ v
+def windowed(q, k, v):
+    return (q @ k.mT).masked_fill((CAUSAL.triu(-2) == 0), -torch.inf).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("attend", [nanogpt, annotated, bert, llama, by_letters, in_place, flat, bare])
+def alibi(q, k, v):
+    bias = -(torch.arange(T)[:, None] - torch.arange(T)).abs().float()
+    return ((q @ k.mT) * D**-0.5 + bias.masked_fill(CAUSAL == 0, -torch.inf)).softmax(-1) @ v
+
+
+def fewer_keys(q, k, v):
+    return (q @ k[:, :, :4].mT).masked_fill(CAUSAL[:, :4] == 0, -torch.inf).softmax(-1) @ v[:, :, :4]
+
+
+WAYS = [nanogpt, annotated, bert, llama, by_letters, in_place, flat, bare, windowed, alibi, fewer_keys]
+
+
+@pytest.mark.parametrize("attend", WAYS)
 def test_every_way_to_write_it_is_one_operation_with_the_same_numbers(attend, products):
     plain, fused = computed(attend, flat=attend is flat), computed(attend, products, flat=attend is flat)
     assert products.num_fused == 1 and not products.reasons
@@ -171,7 +183,18 @@ def scores_changed(q, k, v):
     return weights @ v
 
 
+def partly_cast(q, k, v):
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = q @ k.mT
+    return scores.softmax(-1).float() @ v
+
+
 ODD = {
+    "partly under autocast": (partly_cast, "`softmax`"),
+    "a wider product": (lambda q, k, v: (q @ k.mT).softmax(-1).double() @ v.double(), "`matmul`"),
+    "a wider bias": (lambda q, k, v: (q @ k.mT + CAUSAL.double()).softmax(-1).float() @ v, "`add`"),
+    "a larger mask": (lambda q, k, v: ((q[:1] @ k[:1].mT) + CAUSAL.expand(B, 1, T, T)).softmax(-1) @ v, "`add`"),
+    "narrow values": (lambda q, k, v: (q @ k.mT).softmax(-1) @ v[..., :4], "`matmul`"),
     "summed": (lambda q, k, v: (q @ k.mT).sum(-1, keepdim=True) * v, ""),
     "dropped": (lambda q, k, v: F.dropout((q @ k.mT).softmax(-1), 0.5) @ v, "`dropout` draws other random numbers"),
     "over rows": (lambda q, k, v: (q @ k.mT).softmax(-2) @ v, "`softmax`"),
@@ -224,6 +247,12 @@ def test_what_cannot_be_as_plain_raises_so_that_the_call_is_made_again_or_is_as_
         return
     for one, other in zip(plain, found, strict=True):
         assert (one is None and other is None) or torch.equal(one, other)
+
+
+def test_products_of_other_threads_are_computed_at_once(products):
+    products.on = True
+    with ThreadPoolExecutor(1) as pool:
+        assert type(pool.submit(torch.matmul, torch.ones(2, 3, 4), torch.ones(2, 4, 3)).result()) is torch.Tensor
 
 
 def test_it_passes_for_a_tensor(products):

@@ -155,7 +155,7 @@ class DeferredProducts:
         if orders is None or [query.dim(), key.dim()] != [len(orders[0])] * 2 or orders[2] != sorted(orders[2]):
             return None
         query, key = query.permute(orders[0]), key.permute(orders[1])
-        alike = query.shape[:-2] == key.shape[:-2] and query.shape[-1] == key.shape[-1] and query.dtype is key.dtype
+        alike = query.shape[:-2] == key.shape[:-2] and query.shape[-1] == key.shape[-1]
         usual = query.is_floating_point() and query.layout is torch.strided and query.device == key.device
         if not alike or not usual or query.is_inference() or key.is_inference():
             return None
