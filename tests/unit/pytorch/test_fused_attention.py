@@ -191,7 +191,7 @@ def partly_cast(q, k, v):
 
 ODD = {
     "partly under autocast": (partly_cast, "`softmax`"),
-    "a wider product": (lambda q, k, v: (q @ k.mT).softmax(-1).double() @ v.double(), "`matmul`"),
+    "a wider product": (lambda q, k, v: (q @ k.mT).softmax(-1).double() @ v.double(), "`double`"),
     "a wider bias": (lambda q, k, v: (q @ k.mT + CAUSAL.double()).softmax(-1).float() @ v, "`add`"),
     "a larger mask": (lambda q, k, v: ((q[:1] @ k[:1].mT) + CAUSAL.expand(B, 1, T, T)).softmax(-1) @ v, "`add`"),
     "narrow values": (lambda q, k, v: (q @ k.mT).softmax(-1) @ v[..., :4], "`matmul`"),
