@@ -189,7 +189,14 @@ def partly_cast(q, k, v):
     return scores.softmax(-1).float() @ v
 
 
+class Marked(torch.Tensor):
+    pass
+
+
 ODD = {
+    "a narrower product": (lambda q, k, v: (q @ k.mT).softmax(-1).bfloat16().float() @ v, "`bfloat16`"),
+    "cast on the way": (lambda q, k, v: (q @ k.mT).softmax(-1).to(torch.float64) @ v.double(), ""),
+    "a mask of another class": (lambda q, k, v: (q @ k.mT + CAUSAL.as_subclass(Marked)).softmax(-1) @ v, "`add`"),
     "partly under autocast": (partly_cast, "`softmax`"),
     "a wider product": (lambda q, k, v: (q @ k.mT).softmax(-1).double() @ v.double(), "`double`"),
     "a wider bias": (lambda q, k, v: (q @ k.mT + CAUSAL.double()).softmax(-1).float() @ v, "`add`"),
@@ -253,6 +260,13 @@ def test_products_of_other_threads_are_computed_at_once(products):
     products.on = True
     with ThreadPoolExecutor(1) as pool:
         assert type(pool.submit(torch.matmul, torch.ones(2, 3, 4), torch.ones(2, 4, 3)).result()) is torch.Tensor
+
+
+def test_inference_has_plain_tensors(products):
+    products.on = True
+    with torch.inference_mode():
+        q = torch.randn(2, 3, 4)
+        assert torch.equal((q @ q.mT).softmax(-1) @ q, torch.softmax(q.matmul(q.mT), -1).matmul(q))
 
 
 def test_it_passes_for_a_tensor(products):
