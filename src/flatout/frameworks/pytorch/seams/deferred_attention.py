@@ -148,10 +148,13 @@ class DeferredProducts:
         return product
 
     def _scores(self, func: Any, args: tuple[Any, ...], frame: Any) -> Deferred | None:
-        line, (query, key) = (frame.f_code, frame.f_lasti), args[-2:]
-        if line in self.reasons or type(query) not in PLAIN or type(key) not in PLAIN or not trains(self._thread):
+        query, key = args[-2:]
+        if type(query) not in PLAIN or type(key) not in PLAIN or query.dim() not in ORDERS:
             return None
-        orders = orders_of(args[0]) if len(args) == 3 else ORDERS.get(query.dim())
+        line = frame.f_code, frame.f_lasti
+        if line in self.reasons or not trains(self._thread):
+            return None
+        orders = orders_of(args[0]) if len(args) == 3 else ORDERS[query.dim()]
         if orders is None or [query.dim(), key.dim()] != [len(orders[0])] * 2 or orders[2] != sorted(orders[2]):
             return None
         query, key = query.permute(orders[0]), key.permute(orders[1])
