@@ -38,6 +38,7 @@ NOT_HERE = {
     "bf16_gradients": "it is for ranks",
     "no_debug": "neither script has a switch for debugging on",
     "attention": "the backend that a GPU has a choice of",
+    "fused_attention": "neither script writes attention by hand",
     "read_ahead": "files of these scripts are in memory already, as it finds out",
 }
 """Levers that have no effect in these scripts on a machine without a GPU, and why; engaged where that can be."""

@@ -127,6 +127,8 @@ class Facts:
     """What ends a step: an optimizer's update, a fetch, or, where neither shows, the next call of the model."""
     attention: tuple[str, ...] | None = None
     """Backends that compute `scaled_dot_product_attention`, none where it is not called; None in a run."""
+    softmax: bool = False
+    """Whether a model takes a softmax of its own, as attention that is written by hand does; looked at in trials."""
     attention_chosen: bool = False
     """Whether the script has switched backends of it off."""
     warm_up_step_s: float = 0.0

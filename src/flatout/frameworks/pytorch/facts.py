@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from flatout.frameworks.lever import Lever
 from flatout.frameworks.pytorch.observe import devices
-from flatout.frameworks.pytorch.observe.attention import allowed
+from flatout.frameworks.pytorch.observe.attention import BY_HAND, allowed
 from flatout.frameworks.pytorch.observe.memory import memory_of_device
 from flatout.frameworks.pytorch.seams.blocks import BlockCall, repeated_blocks
 from flatout.frameworks.pytorch.seams.calls import OuterCall
@@ -33,7 +33,7 @@ TAKE_FAULTS_AWAY = {"heap", "huge_pages"}
 def find(session: Session, ended_by: EndedBy = "optimizer") -> Facts:
     """The facts as they stand now."""
     where = devices.of(session.parameters())
-    backends = {backend for call in session.calls.found for backend in call.attention or ()}
+    seen = {word for call in session.calls.found for word in call.attention or ()}
     loaders = tuple(_loader(loader, session) for loader in session.loaders.training)
     if session.loaders.studies:  # a trial or a run that learns, in which the sources of datasets were read
         from flatout.frameworks.pytorch.input.items.syntax import forget
@@ -52,7 +52,8 @@ def find(session: Session, ended_by: EndedBy = "optimizer") -> Facts:
         gpus=_gpus(session),
         convolution_tf32=where is not None and where.type == "cuda" and _convolves_in_tf32(),
         cudnn_benchmark=torch.backends.cudnn.benchmark,
-        attention=None if session.calls.look_at_graph is None else tuple(sorted(backends)),
+        attention=None if session.calls.look_at_graph is None else tuple(sorted(seen - {BY_HAND})),
+        softmax=BY_HAND in seen,
         attention_chosen=not all(allowed().values()),
         step_rhythm=ended_by,
         page_faults_per_step=None if session.engaged.keys() & TAKE_FAULTS_AWAY else session.page_faults.per_step,

@@ -3,7 +3,7 @@
 On a GPU PyTorch takes the first that can, by an order of its own, and another may be faster. The choice holds in the
 model's forward and the backward from its outputs on; elsewhere `torch.backends.cuda.flash_sdp_enabled()` and the like
 say what plain says. What the chosen backend cannot compute is computed by `math`. Attention that a script writes by
-hand, as a product, a softmax and a product, is not changed. Backends draw dropout differently: the comparison of
+hand is left to `fused_attention`. Backends draw dropout differently: the comparison of
 gradients finds that. Flash attention and cuDNN's compute in 16 bits alone, so in a float32 script they take effect
 beside `bf16`.
 """

@@ -12,12 +12,16 @@ import torch
 
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
+BY_HAND = "by hand"
+"""A softmax that the script itself takes, which in a model's graph is that of attention, mostly."""
+
 NODES = {
     "ScaledDotProductFlashAttentionForCpuBackward0": "flash",
     "ScaledDotProductFlashAttentionBackward0": "flash",
     "ScaledDotProductEfficientAttentionBackward0": "efficient",
     "ScaledDotProductCudnnAttentionBackward0": "cudnn",
     "SafeSoftmaxBackward0": "math",
+    "SoftmaxBackward0": BY_HAND,
 }
 """The backward of each; the softmax of `math` is one that nothing else in PyTorch uses."""
 
@@ -28,7 +32,7 @@ _FLAGS = {"flash": "flash_sdp", "efficient": "mem_efficient_sdp", "cudnn": "cudn
 
 
 def backends_of(out: Any) -> tuple[str, ...]:
-    """Backends in the graph behind these outputs, in alphabetical order."""
+    """Backends and `BY_HAND` in the graph behind these outputs, in alphabetical order."""
     waiting = [tensor.grad_fn for tensor in tensors_of(out, unique=False) if tensor.grad_fn is not None]
     seen, found = set(waiting), set()
     while waiting and len(seen) < MOST_NODES:
