@@ -210,6 +210,10 @@ def test_a_change_of_what_a_datasets_code_reads_is_seen(change, monkeypatch):
     assert watch.changed()
 
 
+def test_functions_of_installed_libraries_are_taken_at_their_word():
+    Watch(Thing(draws=[np.random.rand, torch.rand, random.random, np.fft.rfft, torch.nn.functional.relu, np.add]))
+
+
 def test_names_of_attributes_are_not_taken_for_those_of_the_module():
     def reads(i):
         return i.LOCKED

@@ -131,6 +131,8 @@ def is_simple(value: Any) -> bool:
         return not is_the_scripts(value)
     if issubclass(kind, enum.Enum):
         return not is_the_scripts(kind)
+    if kind.__name__ == "cython_function_or_method":
+        return True
     if kind is types.BuiltinFunctionType:
         return isinstance(value.__self__, types.ModuleType | types.NoneType | type)
     return False

@@ -30,7 +30,7 @@ from flatout.frameworks.pytorch.input.shuffles import KNOWN, generators_of
 from flatout.frameworks.pytorch.input.watch import Watch
 from flatout.frameworks.pytorch.input.worker_processes import OurWorkers
 from flatout.frameworks.pytorch.input.worker_settings import start_method
-from flatout.frameworks.pytorch.seams.trees import digest, map_tensors
+from flatout.frameworks.pytorch.seams.trees import digest, tensors_of
 from flatout.guest.interruptions import is_interruption
 
 MOST_MISSES = 4
@@ -149,8 +149,8 @@ class Ahead:
         self._num_given += 1
         known.taken()
         self.plain._num_yielded += 1
-        # out of the memory that it came in, of which each piece takes a file descriptor as long as somebody keeps it
-        return map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), made.batch)
+        _out_of_shared_memory(made.batch)
+        return made.batch
 
     def _next_made(self, workers: OurWorkers) -> Made | None:
         """The next batch; None where it is to be fetched here, for whatever reason: that raises as plain does."""
@@ -305,3 +305,16 @@ class Ahead:
 def _indices(order: Iterator[Wanted]) -> Iterator[Any]:
     for wanted in order:
         yield wanted.index
+
+
+def _out_of_shared_memory(batch: Any) -> None:
+    """Have tensors lie in memory of this process: of what is shared each piece takes a file descriptor while kept."""
+    copies: dict[int, torch.UntypedStorage] = {}
+    for tensor in tensors_of(batch):
+        if tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.is_shared():
+            memory = tensor.untyped_storage()
+            own = copies.get(memory.data_ptr())
+            if own is None:
+                own = copies[memory.data_ptr()] = memory.clone()
+            place = (tensor.storage_offset(), tensor.size(), tensor.stride())
+            tensor.data = torch.empty(0, dtype=tensor.dtype).set_(own, *place)

@@ -7,6 +7,7 @@ that a process apart may not do.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from torch.utils.data._utils import worker as torch_worker
 from flatout.frameworks.pytorch.input.ahead.acts import Acts
 from flatout.frameworks.pytorch.input.ahead.generators import Draws, Place, skip
 from flatout.frameworks.pytorch.input.watch import Watch
-from flatout.frameworks.pytorch.seams.trees import map_tensors
+from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class Items:
         if isinstance(items, Made):
             return items
         try:
-            batch = map_tensors(_alone, self._collate(items))
+            batch = _alone(self._collate(items))
         except Exception as problem:  # noqa: BLE001  the script's code
             return self._stopped(problem)
         if any(type(leaf) is object for leaf in tree_leaves(batch)):
@@ -140,7 +141,17 @@ class Items:
         return Made(batch, self._before if moved else None, after if moved else None)
 
 
-def _alone(tensor: Any) -> Any:
-    """The same in memory of its own, which alone is sent then, and not what it is a part of."""
-    part = tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() > tensor.nbytes
-    return tensor.clone() if part and tensor.layout is torch.strided and not tensor.requires_grad else tensor
+def _alone(batch: Any) -> Any:
+    """The same without parts of larger memory, which would be sent whole."""
+    num_bytes: Counter[int] = Counter()
+    for tensor in tensors_of(batch):
+        if tensor.layout is torch.strided:
+            num_bytes[tensor.untyped_storage().data_ptr()] += tensor.nbytes
+
+    def alone(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided or tensor.requires_grad:
+            return tensor
+        memory = tensor.untyped_storage()
+        return tensor.clone() if memory.nbytes() > num_bytes[memory.data_ptr()] else tensor
+
+    return map_tensors(alone, batch, objects=False)
