@@ -65,7 +65,7 @@ SIMPLE = frozenset({
     bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), object, range, slice,
     datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone, uuid.UUID, re.Pattern,
     decimal.Decimal, pathlib.PosixPath, pathlib.PurePosixPath, types.CodeType, types.GenericAlias, types.UnionType,
-    np.ufunc, operator.itemgetter, operator.attrgetter, operator.methodcaller, torch.dtype, torch.device, torch.layout,
+    np.ufunc, type(np.mean), operator.itemgetter, operator.attrgetter, operator.methodcaller, torch.dtype, torch.device, torch.layout,
     torch.memory_format, torch.Size, types.WrapperDescriptorType, types.MethodDescriptorType,
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodWrapperType,
     logging.Logger, type(os.environ), type(_Pair.one),  # type: ignore[attr-defined]
