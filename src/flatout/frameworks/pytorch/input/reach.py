@@ -65,10 +65,10 @@ SIMPLE = frozenset({
     bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), object, range, slice,
     datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone, uuid.UUID, re.Pattern,
     decimal.Decimal, pathlib.PosixPath, pathlib.PurePosixPath, types.CodeType, types.GenericAlias, types.UnionType,
-    np.ufunc, type(np.mean), operator.itemgetter, operator.attrgetter, operator.methodcaller, torch.dtype, torch.device, torch.layout,
-    torch.memory_format, torch.Size, types.WrapperDescriptorType, types.MethodDescriptorType,
-    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodWrapperType,
-    logging.Logger, type(os.environ), type(_Pair.one),  # type: ignore[attr-defined]
+    np.ufunc, type(np.mean), operator.itemgetter, operator.attrgetter, operator.methodcaller, torch.dtype,
+    torch.device, torch.layout, torch.memory_format, torch.Size, types.WrapperDescriptorType,
+    types.MethodDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
+    types.MethodWrapperType, logging.Logger, type(os.environ), type(_Pair.one),  # type: ignore[attr-defined]
 })  # fmt: skip
 """Kinds that do not change, or whose changes are seen otherwise: what is logged, and the environment."""
 
