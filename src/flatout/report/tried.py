@@ -266,6 +266,11 @@ def _speed(trial: Trial) -> float:
     return trial.ratio if trial.ratio is not None and known(trial.ratio) else 0.0
 
 
+def _as_kept(row: Shown) -> Trial:
+    """The trial of a row; of the plan's, which was measured again after its pairs, what its numerics are."""
+    return replace(row.trial, outcome="faster") if row.chosen else row.trial
+
+
 def _is_chosen(result: Result, trial: Trial) -> bool:
     if result.plan is None:
         return False
@@ -286,7 +291,7 @@ def on_screen(result: Result) -> Table:
         for row in found
     ]
     looks = [
-        Look(depth=row.depth, mark=row.mark, chosen=row.chosen, brief=brief(row.trial), notes=_notes(row),
+        Look(depth=row.depth, mark=row.mark, chosen=row.chosen, brief=brief(_as_kept(row)), notes=_notes(row),
              minor=row.minor)
         for row in found
     ]  # fmt: skip
