@@ -277,22 +277,6 @@ def _wrapped(one: Any) -> list[Any] | None:
     return None
 
 
-def arrays_of(one: Any, name: str) -> list[Any]:
-    """What a table or a column of pandas' keeps its values in.
-
-    Raises:
-        UnknownError: In something else than arrays.
-    """
-    manager = getattr(one, "_mgr", None)
-    kept = list(manager.arrays) if manager is not None else [getattr(one, "_values", one)]
-    arrays = [getattr(array, "_ndarray", getattr(array, "_pa_array", array)) for array in kept]
-    if any(not isinstance(array, np.ndarray) and not type(array).__module__.startswith("pyarrow") for array in arrays):
-        raise UnknownError(
-            f"`{name}` is a `{type(one).__module__}.{type(one).__qualname__}` of other things than arrays"
-        )
-    return [array for array in arrays if isinstance(array, np.ndarray)]
-
-
 def _holds_more(kind: type) -> bool:
     """Whether objects of a class hold something that is in no attribute of theirs, as those written in C do."""
     if issubclass(kind, str | bytes | int | float):

@@ -28,7 +28,6 @@ from flatout.frameworks.pytorch.input.reach import (
     GENERATORS,
     SIMPLE,
     UnknownError,
-    arrays_of,
     attributes_of,
     held_by,
     is_plain,
@@ -150,8 +149,6 @@ def _held(one: Any, most_bytes: int) -> list[Any]:
         return [one.cache_info().misses]
     if isinstance(one, BYTES):
         return [bytes(one), *attributes_of(one).values()]
-    if type(one).__module__.partition(".")[0] == "pandas":
-        return [id(array) for array in arrays_of(one, "")]
     found: list[Any] = list(attributes_of(one).values())
     if isinstance(one, random.Random):
         return [value for name, value in attributes_of(one).items() if name != "gauss_next"]  # of where it stands
