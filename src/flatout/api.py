@@ -149,6 +149,7 @@ class RunRequest:
         ranks: How the script is run on many ranks (one of them is one process); None: as the plan says.
         hang_timeout_s: After so many seconds without a rank the others end, where the plan says how many there are.
         learn: Whether the run tries levers on itself and goes on under what wins, in place of a plan.
+        infers: Whether calls of models are its steps although it may train as well; a plan may say so, too.
     """
 
     script: Script | None = None
@@ -161,6 +162,7 @@ class RunRequest:
     terms: Terms | None = None
     store_memory_bytes: int | None = None
     learn: bool = False
+    infers: bool = False
     ranks: RankTerms | None = None
     hang_timeout_s: float = 300.0
 
@@ -274,6 +276,7 @@ def _foreground(
             cache_folder=_compiled(chosen, request.plan or Path(PLAN_FILE)),
             store_memory_bytes=request.store_memory_bytes,
             admits_random=request.levers is not None or allows(widest, "statistical"),
+            infers=request.infers or (chosen.plan is not None and chosen.plan.infers),
         ),
         launcher=bool(request.launcher),
         ranks=request.ranks,

@@ -89,6 +89,7 @@ class OpenWindow:
             device_phases=device_phases,
             not_trained_s=named_on_device_s or named_s,
             losses=tuple(found.get("losses", ())),
+            call_s=tuple(round(s, 9) for s in found.get("call_s", ())),
             foreign_fraction=foreign_fraction,
             recompilations=found.get("recompilations", 0),
             peak_memory_bytes=found.get("peak_memory_bytes"),

@@ -135,7 +135,12 @@ def closing_line(ran: api.Ran) -> str:
 
         steps += f", {words.joules(outcome.energy.joules)} for all of the run"
     steps += _exchanges(outcome)
-    return f"{steps}{_measured(ran)}{_learned(ran)}{_changed(outcome)}{_at_work(ran)}{_failed(outcome)}{_raised(ran)}"
+    said = f"{steps}{_measured(ran)}{_learned(ran)}{_changed(outcome)}{_at_work(ran)}{_failed(outcome)}{_raised(ran)}"
+    if outcome.facts is None or not outcome.facts.infers:
+        return said
+    from flatout.report.words import in_calls  # as above
+
+    return in_calls(said)
 
 
 def _exchanges(outcome: Outcome) -> str:

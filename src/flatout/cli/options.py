@@ -218,6 +218,12 @@ def rank_terms(num_ranks: int | None, mode: str, hang_timeout: str, places: dict
     return RankConfig(num_ranks=num_ranks, mode=mode, hang_timeout_s=limit_s, **places)
 
 
+def infer(function: F) -> F:
+    """That calls of models are meant, whatever else a script does."""
+    says = "Measure its calls of models, not its training; needed only of a script that trains as well."
+    return click.option("--infer", "infers", is_flag=True, help=says)(function)
+
+
 def accept(function: F) -> F:
     """How far levers may go."""
     return click.option(

@@ -17,6 +17,7 @@ from flatout.cli import options
 @click.option(
     "--levers", "lever_names", metavar="NAMES", help="Engage exactly these, e.g. `bf16,threads=1`, `input`; no plan."
 )
+@options.infer
 @options.accept
 @click.option(
     "--fixed", is_flag=True, help="Never toggle a lever: two runs are as equal as the levers are deterministic."
@@ -31,7 +32,8 @@ from flatout.cli import options
 @functools.partial(options.terms, prefix="with `--recheck`: ")
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
-    words: tuple[str, ...], module: str | None, plan: Path | None, lever_names: str | None, accept: str, fixed: bool,
+    words: tuple[str, ...], module: str | None, plan: Path | None, lever_names: str | None, infers: bool,
+    accept: str, fixed: bool,
     recheck: bool, learn: bool, num_ranks: int | None, mode: str, hang_timeout: str, nnodes: int,
     node_rank: int, rdzv_endpoint: str | None,
     store_memory: str | None, json_file: Path | None, quiet: bool, verbose: bool,
@@ -59,6 +61,7 @@ def command(  # noqa: PLR0913  one parameter per option
         fixed=fixed,
         recheck=recheck,
         learn=learn,
+        infers=infers,
         ranks=options.rank_terms(
             num_ranks, mode, hang_timeout, options.nodes(num_ranks or 1, nnodes, node_rank, rdzv_endpoint)
         ),
@@ -66,7 +69,9 @@ def command(  # noqa: PLR0913  one parameter per option
         store_memory_bytes=memory_bytes,
     )
     if recheck:  # only then something is measured, and what measures takes a while to load
-        terms = api.Terms(isolate=not allow_writes, start_limit_s=limit_s, store_memory_bytes=memory_bytes)
+        terms = api.Terms(
+            isolate=not allow_writes, start_limit_s=limit_s, store_memory_bytes=memory_bytes, infers=infers
+        )
         request = dataclasses.replace(request, terms=terms)
     run_in_foreground(request, json_file=json_file, quiet=quiet, verbose=verbose)
 

@@ -11,12 +11,13 @@ from flatout.cli import options
 @click.option("--budget", metavar="TIME", help="Aim to be done in this time.  [default: 1m; more where steps are slow]")
 @click.option("--ranks", "num_ranks", type=int, metavar="N", help="Take the steps of N ranks apart.")
 @options.mode
+@options.infer
 @options.terms
 @options.as_json
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, budget: str | None, num_ranks: int | None, mode: str,
-    allow_writes: bool, start_limit: str, as_json: bool,
+    infers: bool, allow_writes: bool, start_limit: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure where each step of SCRIPT goes, and what holds it back. Nothing is tried, nothing changed.
 
@@ -37,7 +38,9 @@ def command(  # noqa: PLR0913  one parameter per option
     goal = api.Goal(
         launcher=launcher,
         budget_s=None if budget is None else options.seconds(budget, "--budget"),
-        terms=api.Terms(isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit")),
+        terms=api.Terms(
+            isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit"), infers=infers
+        ),
     )
     script = script_of(words) if launcher else from_words(words, module)
     if launcher or num_ranks is not None or mode != "auto":

@@ -35,11 +35,13 @@ class Settings:
         cache_folder: Where it may keep what outlives the run, e.g. compiled code; None: nowhere.
         store_memory_bytes: Memory for items that levers keep; None: half of what is free.
         admits_random: Whether items may draw other random numbers than in the plain script.
+        infers: Whether calls of models are its steps although it may train as well.
     """
 
     cache_folder: str | None = None
     store_memory_bytes: int | None = None
     admits_random: bool = True
+    infers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +178,7 @@ class Framework(Protocol):
         """About when the first step of all was over, told of or not, by `perf_counter`; None where none was seen."""
 
     def end_window(self) -> Mapping[str, Any]:
-        """A window ends: `losses`, `device_phases`, `recompilations`, `peak_memory_bytes`.
+        """A window ends: `losses`, `call_s`, `device_phases`, `recompilations`, `peak_memory_bytes`.
 
         Where steps end later than Python is through with them, because a device has a queue, its last step is waited
         for, and `step_s` and `outside_s` of each are told by that device's own clock (not at `off`). Where they were

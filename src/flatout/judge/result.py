@@ -54,6 +54,7 @@ class TimelineStep:
         group: What it belonged to: `baseline`, `anatomy`, `counterfactual`, `trial`, `winner`.
         outside_s: Evaluation and checkpoints inside it.
         label: The levers, as people read them.
+        call_s: In models, where nothing is trained; None where that was not timed.
     """
 
     start_s: float
@@ -61,6 +62,7 @@ class TimelineStep:
     group: str
     outside_s: float = 0.0
     label: str = "plain"
+    call_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

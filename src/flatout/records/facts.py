@@ -28,6 +28,8 @@ class ModelFacts:
     """Parts that are the same again and again, such as the layers of a transformer."""
     num_input_shapes: int = 1
     """How many different shapes its inputs had in the steps that were looked at."""
+    batch_sizes: tuple[int, ...] = ()
+    """First dimensions of its first input in these steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,7 @@ class BusyThread:
 NOT_LOOKED_AT = "looked at in a trial only"
 """Why nothing is known in a run, of a loader's batches for example."""
 
-EndedBy: TypeAlias = Literal["optimizer", "loader", "call"]
+EndedBy: TypeAlias = Literal["optimizer", "loader", "call", "inference"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +126,8 @@ class Facts:
     """Whether a GPU computes float32 convolutions in TF32."""
     cudnn_benchmark: bool = False
     step_rhythm: EndedBy = "optimizer"
-    """What ends a step: an optimizer's update, a fetch, or, where neither shows, the next call of the model."""
+    """What ends a step: an optimizer's update, a fetch, or, where neither shows, the next call of the model; where
+    nothing is trained, the end of its call."""
     attention: tuple[str, ...] | None = None
     """Backends that compute `scaled_dot_product_attention`, none where it is not called; None in a run."""
     softmax: bool = False
@@ -150,6 +153,11 @@ class Facts:
     """Why the time of steps cannot be measured on this device; empty where it can."""
 
     @property
-    def trained_models(self) -> tuple[ModelFacts, ...]:
-        """The models that an optimizer trains."""
-        return tuple(model for model in self.models if model.trained)
+    def infers(self) -> bool:
+        """Whether the script calls models and trains none, so that a step is a call."""
+        return self.step_rhythm == "inference"
+
+    @property
+    def main_models(self) -> tuple[ModelFacts, ...]:
+        """The models that an optimizer trains; where nothing is trained, all that are called."""
+        return tuple(model for model in self.models if model.trained or self.infers)

@@ -169,3 +169,5 @@ class Plan:
     """The run folder with the trials behind it."""
     reason: str = ""
     """Why nothing is to be changed, and what was tried; empty of a plan with levers."""
+    infers: bool = False
+    """Whether it is for the calls of a script that trains as well (`--infer`)."""

@@ -95,6 +95,7 @@ class Window:
         not_trained_s: Of `forward`, seconds of all steps in models that no optimizer trains, by name, on the device's
             clock where there is one.
         losses: The loss of each step, as far as `backward` was given one.
+        call_s: Of `ends`, seconds that models took in each step, where nothing is trained and no device has a queue.
         foreign_fraction: Core time that other processes used, as a share of what there is; None where not observed.
         foreign_gpu_fraction: The same of the GPU that the script computes on; None where its driver does not say.
         gpu_clock_mhz: Of its multiprocessors at the window's end, of several the lowest.
@@ -117,6 +118,7 @@ class Window:
     device_phases: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     not_trained_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     losses: tuple[float, ...] = ()
+    call_s: tuple[float, ...] = ()
     foreign_fraction: float | None = None
     foreign_gpu_fraction: float | None = None
     gpu_clock_mhz: float | None = None

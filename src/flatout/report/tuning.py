@@ -11,7 +11,7 @@ from pathlib import Path
 from flatout.judge.remedies import OF_ALL
 from flatout.judge.result import Result
 from flatout.records.ceilings import Machine
-from flatout.report import evidence, figures, profiled, tables, thinned, tried, verdict, words
+from flatout.report import calls, evidence, figures, profiled, tables, thinned, tried, verdict, words
 from flatout.report.table import On, folded, shown
 from flatout.report.view import Figure, Item, Listing, Pairs, Row, Section, View
 
@@ -49,7 +49,7 @@ def view(result: Result) -> View:
     """What `flatout tune` or `flatout why` found."""
     said, dots = verdict.headline(result), thinned.dots(result)
     tuned = result.command == "tune"
-    return View(
+    found = View(
         command=f"flatout {result.command}",
         title=result.script or "a script",
         context=_context(result),
@@ -60,7 +60,13 @@ def view(result: Result) -> View:
         verdict=verdict.rows(result),
         sections=(
             Section(
-                name="measured", items=(_ceilings(result), verdict.baseline(result, on="screen"), *_between(result))
+                name="measured",
+                items=(
+                    _ceilings(result),
+                    verdict.baseline(result, on="screen"),
+                    *calls.rows(result),
+                    *_between(result),
+                ),
             ),
             _step(result),
             _bounds(result),
@@ -75,6 +81,7 @@ def view(result: Result) -> View:
         created=result.created,
         version=result.flatout,
     )
+    return calls.in_calls(found) if result.facts.infers else found
 
 
 def _context(result: Result) -> tuple[str, ...]:

@@ -234,6 +234,26 @@ def plural(value: int, noun: str) -> str:
     return f"{value:,} {noun}{'' if value == 1 else 's'}"
 
 
+_OF_A_STEP = (
+    (re.compile(r"(?<![\w./=-])(?:training )?([Ss])tep(s?)(?![\w.=-])"), lambda m: f"{'Cc'[m[1] == 's']}all{m[2]}"),
+    (re.compile(r"(?<![\w./=-])trains (?=[\d.]+ times as fast)"), lambda m: "answers "),
+    (re.compile(r"(?<![\w./=-])training waits"), lambda m: "the script waits"),
+    (re.compile(r", forward and backward\b"), lambda m: ""),
+)
+"""What is said of steps, outside of names, options and files, and what is said of calls in its place."""
+
+
+def in_calls(text: str) -> str:
+    """What is said of the steps of a training, said of a script's calls.
+
+    >>> in_calls("a training step takes 3 ms, 12 steps/s; `--steps 3`, `steps.csv`; trains 2 times as fast")
+    'a call takes 3 ms, 12 calls/s; `--steps 3`, `steps.csv`; answers 2 times as fast'
+    """
+    for pattern, said in _OF_A_STEP:
+        text = pattern.sub(said, text)
+    return text
+
+
 def framework(name: str, version: str) -> str:
     """A framework with its version, without the part that names a build.
 

@@ -185,6 +185,7 @@ class Bench:
             settings=Settings(
                 cache_folder=str(self.run_folder.resolve() / "compiled"),
                 store_memory_bytes=self.terms.store_memory_bytes,
+                infers=self.terms.infers,
             ),
             cores_quota=self.cores_quota,
             flatout_started_s=time.perf_counter(),
@@ -349,6 +350,11 @@ class Bench:
             self.window({}, purpose="warm-up", skip=0, num_steps=wanted - self._num_steps)
         found = self._told(Agreement, levers, kind="compare", purpose=" ".join(checks))
         return found or Agreement(levers=levers, differences=(), missing="the comparison gave no answer")
+
+    @property
+    def infers(self) -> bool:
+        """Whether the script trains nothing, so that its steps are calls."""
+        return self.facts is not None and self.facts.infers
 
     def census(self) -> Census | None:
         """Count one step's operations."""

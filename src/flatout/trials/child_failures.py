@@ -115,10 +115,10 @@ def cannot_measure(script: Script, end: Ended, limit_s: float, taken: float | No
             f"`{script.name}` ended {few}",
             cause="that is too few to measure"
             if end.num_steps
-            else "no optimizer update was seen, nor so many backward passes that updates by hand would be believed",
+            else "no optimizer update was seen, nor enough backward passes, or calls of models without training",
             hint="give it more epochs or more data"
             if end.num_steps
-            else "is this the script that trains, long enough?",
+            else "is this the script, and long enough? If it trains as well, `--infer` measures its calls of models",
         )
     if end.exit_code is not None and end.exit_code < 0:
         return ScriptError(f"`{script.name}` was {end.sentence()}", cause=last, hint=again)

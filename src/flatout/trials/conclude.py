@@ -176,9 +176,11 @@ def _timeline(windows: list[tuple[str, Window]]) -> list[TimelineStep]:
         if name != child:  # a new child begins its clock anew: put it behind the former one
             offset_s, child = now_s, name
         now_s = offset_s + window.start_s
-        for step_s, outside_s in zip(window.step_s, window.outside_s, strict=True):
+        calls_s = window.call_s if len(window.call_s) == len(window.step_s) else (None,) * len(window.step_s)
+        for step_s, outside_s, call_s in zip(window.step_s, window.outside_s, calls_s, strict=True):
             found.append(TimelineStep(
-                start_s=now_s, step_s=step_s, outside_s=outside_s, group=window.purpose, label=label(window.levers)
+                start_s=now_s, step_s=step_s, outside_s=outside_s, group=window.purpose, label=label(window.levers),
+                call_s=call_s,
             ))  # fmt: skip
             now_s += step_s
     return found

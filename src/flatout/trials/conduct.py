@@ -413,7 +413,7 @@ class Conduct:
 
     def _judged_at_a_step(self, levers: Levers, class_: str) -> agreement.Judgement:
         """The same, by steps that are replayed under levers and without, in one process."""
-        checks = checks_of(levers, self.levers)
+        checks = checks_of(levers, self.levers, infers=self.bench.infers)
         if class_ == "statistical":  # the batches were admitted as other ones; the arithmetic must still agree
             class_ = widest_class(levers, self.levers)
             checks = tuple(c for c in checks if c != "batches")

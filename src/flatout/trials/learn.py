@@ -293,7 +293,7 @@ class Learning:
     def _judge(self, levers: Levers, class_: str) -> Generator[WindowRequest, WindowResult, Judgement]:
         """Numbers of the run's own steps under the levers, beside plain; everything is put back afterwards."""
         compared = {name: s for name, s in levers.items() if not self.levers[name].checks_itself}
-        checks = tuple(c for c in checks_of(compared, self.levers) if c != "batches")
+        checks = tuple(c for c in checks_of(compared, self.levers, infers=self.facts.infers) if c != "batches")
         points: list[Agreement] = []
         while True:
             judgement = agreement.judge(points, class_ if checks else "exact", checks)

@@ -18,12 +18,14 @@ class Terms:
         isolate: Whether trials are kept off the user's disk; False only with `--allow-writes`.
         start_limit_s: Seconds within which the first steps must come.
         store_memory_bytes: Memory for kept items; None: half of what is free.
+        infers: Whether calls of models are its steps although it may train as well.
         environment: Variables that the script is given on top of the user's; None takes one away.
     """
 
     isolate: bool = True
     start_limit_s: float = 90.0
     store_memory_bytes: int | None = None
+    infers: bool = False
     environment: Mapping[str, str | None] = field(default_factory=dict)
 
 

@@ -77,12 +77,13 @@ def measured(
             conduct.own = own if goal.choice.num_ranks is not None else of_one_process(own, conduct.levers)
             conduct.run() if ranks is None else ranks.alone(conduct)
             found = result_of(conduct)
-        found = replace(found if ranks is None else ranks.confirm(found), options=_options(typed, plan))
+        found = replace(found if ranks is None else ranks.confirm(found), options=_options(goal, typed, plan))
         chosen = found.plan
         if chosen is None and command == "tune" and conduct.stopped != STOPPED:
             chosen = _to_change_nothing(found, script, goal, is_there=bool(own))
         if chosen is None or not write_plan:
             return _saved(found, run_folder)
+        chosen = replace(chosen, infers=goal.terms.infers)
         former = ranks_of(own, known)
         if former is not None and goal.choice.num_ranks is None and ranks_of(chosen.levers, known) is None:
             num = former[0]
@@ -150,9 +151,10 @@ def _without_groups(choice: Choice) -> Choice:
     return replace(choice, only=None if choice.only is None else each(choice.only), without=each(choice.without))
 
 
-def _options(choice: Choice, plan: Path | None) -> str:
+def _options(goal: Goal, choice: Choice, plan: Path | None) -> str:
     """What is to be typed again for the same search."""
-    words = [] if choice.accept == Choice().accept else ["--accept", choice.accept]
+    words = ["--infer"] if goal.terms.infers else []
+    words += [] if choice.accept == Choice().accept else ["--accept", choice.accept]
     if choice.only is not None:
         words += ["--levers", ",".join(choice.only) or "none"]
     if choice.num_ranks is not None:

@@ -88,10 +88,10 @@ class Listener:
 class Watched:
     """A framework in this process with its listener."""
 
-    def __init__(self, levers=None, *, trial=True):
+    def __init__(self, levers=None, *, trial=True, settings=None):
         from flatout.frameworks.pytorch.adapter import PyTorch
 
-        self.pytorch = PyTorch()
+        self.pytorch = PyTorch(settings)
         self.listener = Listener()
         self.pytorch.prepare(levers or {}, trial=trial)
         self.pytorch.attach(self.listener)

@@ -17,7 +17,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from flatout.frameworks.pytorch.seams import owners  # noqa: E402
-from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall  # noqa: E402
+from flatout.frameworks.pytorch.seams.calls import Calls  # noqa: E402
+from flatout.frameworks.pytorch.seams.outer_call import OuterCall  # noqa: E402
 
 
 def net():

@@ -85,7 +85,7 @@ def test_a_teacher_is_a_model_that_is_not_trained_and_its_calls_are_forward(grad
     assert untrained(watched) == [script.teacher]
     facts = {model.name: model for model in watched.pytorch.facts().models}
     assert not facts["Sequential"].trained and facts["Sequential"].calls_per_step == 1
-    assert facts["Net"].trained and [model.name for model in watched.pytorch.facts().trained_models] == ["Net"]
+    assert facts["Net"].trained and [model.name for model in watched.pytorch.facts().main_models] == ["Net"]
     spent, outside_s = phases(watched, script)
     assert spent["forward: Sequential"] > 0 and spent["forward"] > 0 and outside_s == 0 and "evaluation" not in spent
 

@@ -26,7 +26,7 @@ KIND = FrameworkSpec(
         calibration=_FOLDER / "observe" / "calibration.py",
         exchange_calibration=_FOLDER / "observe" / "exchange_calibration.py",
     ),
-    steps_show_in="`torch.optim` and backward passes",
+    steps_show_in="`torch.optim`, backward passes, and calls of models where nothing is trained",
     levers=_of("levers", "registry"),
     make=_of("adapter", "PyTorch"),
     is_followed=_of("steps", "followed"),

@@ -59,6 +59,8 @@ class PyTorch:
         self.session = Session(self.calls, self.loaders, registry(), settings.cache_folder)
         self.capture = Capture(self.calls)
         self.numerics = Numerics(self.session, self.capture)
+        self.infers = settings.infers
+        """Whether calls of models are to be steps whatever else the script does."""
         self.steps = Steps(self)
         self.listener: StepListener | None = None
         self._is_trial = False
@@ -73,6 +75,8 @@ class PyTorch:
         self._census: OperationCounter | None = None
         self._compilations_before = 0
         self._passes_before = self._smaller_before = 0
+        self._calls_s: list[float] = []
+        """Seconds that models took in each step of the window, where nothing is trained."""
 
     # -- attach --------------------------------------------------------------------------------------------------
 
@@ -183,16 +187,28 @@ class PyTorch:
 
     def look_for(self, parameters: Sequence[torch.Tensor]) -> None:
         """Parameters are trained: find the models that own them."""
+        self._look_where(parameters)
+        self._follow()
+        self.calls.look_for(parameters)
+        self._unsettle()
+        if self.ranks is not None:
+            self.ranks.watch()
+
+    def infer(self) -> None:
+        """Nothing is trained: calls of models are steps."""
+        self.calls.infer()
+        self._look_where([p for call in self.calls.found for p in torch.nn.Module.parameters(call.module)])
+        self._unsettle()
+
+    def _look_where(self, parameters: Sequence[torch.Tensor]) -> None:
         if (where := devices.of(parameters)) is not None:
             self._not_measured, self._has_queue = devices.not_measured(where), devices.has_queue(where)
             if self._has_queue:
                 self.calls.where = where
-        self._follow()
-        self.calls.look_for(parameters)
+
+    def _unsettle(self) -> None:
         self._settled = False
         self._num_settling = 0
-        if self.ranks is not None:
-            self.ranks.watch()
 
     def end_of_step(self) -> None:
         """A step has ended, by whichever rhythm; one that was captured is only a recipe, and nothing was computed."""
@@ -213,6 +229,13 @@ class PyTorch:
             self._told_of_step(step)
         finally:
             self.observer.pop("recorder")
+
+    def end_of_call(self, took_s: float) -> None:
+        """A call of a script that trains nothing is over, and with it a step: what waits for an update is told now."""
+        if self.observer.depth == "ends" and not self._has_queue:  # a device computes when the call is over
+            self._calls_s.append(took_s)
+        self.steps.tell_update()
+        self.end_of_step()
 
     def _told_of_step(self, step: Step) -> None:
         self.loaders.num_steps += 1
@@ -321,6 +344,7 @@ class PyTorch:
             self.calls.refresh()
         self._compilations_before = num_compilations()
         self._passes_before, self._smaller_before = self.loaders.num_passes, self.loaders.num_smaller
+        self._calls_s.clear()
         if self._is_trial:
             reset_peak(self.calls.where)
         if self.observer.depth == "reads":
@@ -345,6 +369,7 @@ class PyTorch:
         return {
             **({"device_phases": {}} if device_steps is None else _told(device_steps, deep=self.observer.is_deep)),
             "losses": [float(loss) for loss in self.observer.losses],
+            "call_s": tuple(self._calls_s),
             "recompilations": num_compilations() - self._compilations_before,
             "peak_memory_bytes": peak_bytes(self.calls.where),
             "new_epochs": self.loaders.num_passes - self._passes_before,
@@ -357,7 +382,7 @@ class PyTorch:
     def begin_capture(self) -> None:
         self._follow()
         self.capture.want()
-        if self.steps.ended_by != "optimizer":  # no update shows: what waits for one is told after a backward
+        if self.steps.ended_by in ("loader", "call"):  # no update shows: what waits for one is told after a backward
             self.capture.on_backward = self.steps.tell_update
 
     def compare(self, levers: Levers, checks: Sequence[str]) -> Agreement:

@@ -16,9 +16,9 @@ from flatout.frameworks.pytorch.observe import devices
 from flatout.frameworks.pytorch.observe.attention import BY_HAND, allowed
 from flatout.frameworks.pytorch.observe.memory import memory_of_device
 from flatout.frameworks.pytorch.seams.blocks import BlockCall, repeated_blocks
-from flatout.frameworks.pytorch.seams.calls import OuterCall
 from flatout.frameworks.pytorch.seams.debug_switches import set_from_outside, switched_on
 from flatout.frameworks.pytorch.seams.optimizers import can_fuse
+from flatout.frameworks.pytorch.seams.outer_call import OuterCall
 from flatout.frameworks.pytorch.session import Session
 from flatout.records.facts import EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFacts
 
@@ -83,6 +83,7 @@ def _model(call: OuterCall) -> ModelFacts:
         calls_per_step=call.calls_per_step,
         num_repeated_blocks=sum(map(len, repeated_blocks(call.module))),
         num_input_shapes=max(len(call.shapes), 1),
+        batch_sizes=tuple(sorted({shapes[0][0] for shapes in call.shapes if shapes and shapes[0]})),
     )
 
 

@@ -3,8 +3,8 @@
 Hooks that PyTorch offers for all optimizers tell of updates; a gradient scaler that skips one is told of as well. An
 update that another one makes within its own (Lookahead, a subclass that calls its base) is part of that one. A script
 that updates by hand shows no update: then a step ends when the next batch is fetched, or the model called again,
-after gradients were taken. Nothing here may raise into the script. In: updates, backward passes, fetches, calls. Out:
-ends of steps.
+after gradients were taken. Of one that trains nothing `inference.py` says what a step is. Nothing here may raise into
+the script. In: updates, backward passes, fetches, calls. Out: ends of steps.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from flatout.frameworks.pytorch.inference import Inference
 from flatout.frameworks.pytorch.observe.clock import BASE
 from flatout.frameworks.pytorch.seams.owners import num_optimizers, with_gradients
 from flatout.frameworks.pytorch.seams.patches import Patch, remove_all
@@ -67,8 +68,13 @@ class Steps:
         self._limit = BACKWARDS_WITHOUT_UPDATE
         self._first_update_s: float | None = None
         self._first_backward_s: float | None = None
-        self.ended_by: EndedBy = "optimizer"
+        self._ended_by: EndedBy = "optimizer"
+        self._inference = Inference(framework)
+
+    @property
+    def ended_by(self) -> EndedBy:
         """What ends a step."""
+        return "inference" if self._inference.begun else self._ended_by
 
     @property
     def num_missed(self) -> int:
@@ -77,6 +83,8 @@ class Steps:
         Without updates that show: by the backward passes that a step has taken since; the last one counts too, which
         nothing follows that would end it.
         """
+        if self._inference.begun:
+            return self._inference.rhythm.num_missed
         since = self._num_backwards - self._limit
         if not self._num_ended or since <= 0:
             return self.rhythm.num_missed
@@ -89,7 +97,10 @@ class Steps:
         return self._first_backward_s if self._first_update_s is None else self._first_update_s
 
     def install(self) -> None:
-        """Begin to follow."""
+        """Begin to follow; where calls of models are asked for, they alone."""
+        self._inference.install()
+        if self._framework.infers:
+            return
         for hook in (Steps._before_update, Steps._after_update, nothing):
             leave_uncompiled(hook)
         self._before = UpdateHook(register_optimizer_step_pre_hook, self._before_update)
@@ -254,6 +265,7 @@ class Steps:
             if patch.active and not torch.compiler.is_compiling():
                 if not self._num_backwards:
                     self._first_backward_s = perf_counter()
+                    self._inference.end()
                 self._num_backwards += 1
                 self._num_since_end += 1
                 if self._num_backwards == self._limit:
@@ -281,14 +293,15 @@ class Steps:
             return
         self._num_since_end = 0
         self._num_ended += 1
-        self.ended_by = by
+        self._ended_by = by
         try:
             framework.end_of_step()
         except Exception as problem:  # noqa: BLE001
             framework.fail("recorder", problem)
 
     def _stop_counting(self) -> None:
-        self.ended_by = "optimizer"
+        self._ended_by = "optimizer"
+        self._inference.end()
         self._framework.loaders.on_fetch = None
         self._framework.calls.on_training_call = None
         if self._backward_patch is not None:

@@ -170,12 +170,17 @@ def widest_class(levers: Levers, known: Mapping[str, Lever]) -> str:
     return max((known[name].class_ for name in levers), key=CLASSES.index, default="exact")
 
 
-def checks_of(levers: Levers, known: Mapping[str, Lever]) -> tuple[str, ...]:
-    """Every check that some lever names; updates too where the state is moved or fused."""
+def checks_of(levers: Levers, known: Mapping[str, Lever], *, infers: bool = False) -> tuple[str, ...]:
+    """Every check that some lever names; updates too where the state is moved or fused.
+
+    Where nothing is trained outputs take the place of gradients and updates.
+    """
     checks = {known[name].check for name in levers} - {"none"}
     if any(known[name].moves_state for name in levers):
         checks |= {"gradients", "updates"}
-    return tuple(c for c in ("batches", "gradients", "updates") if c in checks)
+    if infers and checks - {"batches"}:
+        checks = {"outputs"} | checks & {"batches"}
+    return tuple(c for c in ("batches", "outputs", "gradients", "updates") if c in checks)
 
 
 def contains(levers: Levers, part: Levers) -> bool:

@@ -19,7 +19,7 @@ from flatout.records.facts import NOT_LOOKED_AT, Facts
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.seams.calls import Around, Compute
+    from flatout.frameworks.pytorch.seams.outer_call import Around, Compute
     from flatout.frameworks.pytorch.seams.regions import Region
     from flatout.frameworks.pytorch.session import Session
 
@@ -51,7 +51,7 @@ class Attention(CudaLever):
             return NOT_LOOKED_AT
         if facts.attention_chosen:
             return "the script has switched backends off itself"
-        if any(model.compiled for model in facts.trained_models):
+        if any(model.compiled for model in facts.main_models):
             return "the script compiles its model itself, and the backends with it"
         if not facts.attention:
             return "no call of `scaled_dot_product_attention` was seen"

@@ -19,7 +19,7 @@ from flatout.records.trace import Setting
 if TYPE_CHECKING:
     import torch
 
-    from flatout.frameworks.pytorch.seams.calls import Around, Compute, OuterCall
+    from flatout.frameworks.pytorch.seams.outer_call import Around, Compute, OuterCall
     from flatout.frameworks.pytorch.session import Session
 
 

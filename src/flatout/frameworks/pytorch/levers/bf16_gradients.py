@@ -34,7 +34,7 @@ class Bf16Gradients(Lever):
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """On ranks that sum gradients of float32 parameters."""
         reason = why_not_on_ranks(facts.num_ranks, facts.rank_mode)
-        if reason is None and not any("float32" in model.dtypes for model in facts.trained_models):
+        if reason is None and not any("float32" in model.dtypes for model in facts.main_models):
             return "no float32 parameters"
         return reason
 

@@ -17,7 +17,7 @@ from flatout.records.trace import Setting
 if TYPE_CHECKING:
     import torch
 
-    from flatout.frameworks.pytorch.seams.calls import Compute
+    from flatout.frameworks.pytorch.seams.outer_call import Compute
     from flatout.frameworks.pytorch.session import Session
 
 

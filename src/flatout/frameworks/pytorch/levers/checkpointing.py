@@ -38,9 +38,11 @@ class Checkpointing(Lever):
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """A model with repeated blocks, which the script does not compile or distribute."""
-        if not any(model.num_repeated_blocks for model in facts.trained_models):
+        if facts.infers:
+            return "nothing is trained: there is no backward pass to keep anything for"
+        if not any(model.num_repeated_blocks for model in facts.main_models):
             return "no repeated blocks (three or more alike in one list or sequence)"
-        if any(model.compiled for model in facts.trained_models):
+        if any(model.compiled for model in facts.main_models):
             return "the script compiles its model itself"
         if facts.distributed:
             return "distributed wrappers hook into the backward"

@@ -34,7 +34,7 @@ from flatout.records.facts import Facts
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.seams.calls import OuterCall
+    from flatout.frameworks.pytorch.seams.outer_call import OuterCall
     from flatout.frameworks.pytorch.session import Session
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -78,9 +78,9 @@ class Compile(Lever):
         """Models not compiled yet, and a compiler to do it with."""
         if not facts.models:
             return "no model call was found"
-        if any(model.compiled for model in facts.trained_models):
+        if any(model.compiled for model in facts.main_models):
             return "the script compiles its model itself"
-        if any(model.recurrent for model in facts.trained_models):
+        if any(model.recurrent for model in facts.main_models):
             return "recurrent layers are not compiled well: PyTorch runs them as they are"
         return self.lacks(machine)
 
@@ -93,7 +93,7 @@ class Compile(Lever):
 
         On a GPU it is first in any case: what lies between the blocks is little there, and a search tries more of it.
         """
-        num_blocks = max((model.num_repeated_blocks for model in facts.trained_models), default=0)
+        num_blocks = max((model.num_repeated_blocks for model in facts.main_models), default=0)
         words = [""]
         if num_blocks:
             words.insert(0 if num_blocks >= MANY_BLOCKS or facts.device == "cuda" else 1, "regional")

@@ -37,7 +37,7 @@ class FusedAttention(Lever):
         """Scripts whose model takes a softmax of its own."""
         if facts.attention is None:
             return NOT_LOOKED_AT
-        if any(model.compiled for model in facts.trained_models):
+        if any(model.compiled for model in facts.main_models):
             return "the script compiles its model itself"
         if facts.distributed:
             return "distributed wrappers put functions of their own around the model"

@@ -18,8 +18,9 @@ from flatout.frameworks.pytorch.numerics.differences import Gradients
 from flatout.frameworks.pytorch.numerics.gradient_calls import GradientCalls
 from flatout.frameworks.pytorch.numerics.room import num_bytes, room_bytes
 from flatout.frameworks.pytorch.observe import devices
-from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall
+from flatout.frameworks.pytorch.seams.calls import Calls
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
+from flatout.frameworks.pytorch.seams.outer_call import OuterCall
 from flatout.frameworks.pytorch.seams.patches import Patch, remove_all
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.frameworks.pytorch.seams.trees import map_tensors, tensors_of

@@ -84,7 +84,7 @@ class Numerics:
         try:
             if check == "batches":
                 return compare_batches(self._session, levers)
-            return self._gradients(levers) if check == "gradients" else self._updates(levers)
+            return self._updates(levers) if check == "updates" else self._gradients(levers)
         except NoRoom as problem:
             return str(problem)
         except Exception as problem:
@@ -98,7 +98,8 @@ class Numerics:
             return self._capture.problem
         if not calls:
             return "no model call was captured"
-        if not any(g is not None for c in calls for g in c.gradients):
+        infers = self._session.calls.infers
+        if not infers and not any(g is not None for c in calls for g in c.gradients):
             return "no gradient came back for the model's outputs"
         from flatout.frameworks.pytorch.numerics.faults import Faults  # in trials only
 
@@ -131,7 +132,8 @@ class Numerics:
             on_device=on_device,
             fault=fault,
         )
-        return self._beside_rounding(found, outputs, changed, first, levers)
+        whole = self._beside_rounding(found, outputs, changed, first, levers)
+        return whole if isinstance(whole, str) or not infers else [_answers(*whole)]
 
     def _beside_rounding(
         self, found: Difference, outputs: Difference, changed: Replayed, plain: Replayed, levers: Levers
@@ -322,6 +324,20 @@ class Numerics:
         finally:
             self._capture.drop()
         return Scaling(full_s=tuple(full_s), half_s=tuple(half_s))
+
+
+def _answers(found: Difference, outputs: Difference) -> Difference:
+    """What is wrong with calls of which no gradient is taken, buffers and random states included, as one of outputs."""
+    worse = found if found.error > outputs.error else outputs
+    return dataclasses.replace(
+        worse,
+        check="outputs",
+        fault=found.fault or outputs.fault,
+        finite=found.finite and outputs.finite,
+        random_states_equal=found.random_states_equal,
+        baseline_error=max(found.baseline_error, outputs.baseline_error),
+        explained_cosine=None,
+    )
 
 
 def compared_outputs(changed: Replayed, plain: Replayed) -> Difference:

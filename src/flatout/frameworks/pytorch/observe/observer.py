@@ -24,7 +24,8 @@ from flatout.frameworks.pytorch.input.loaders import Loaders
 from flatout.frameworks.pytorch.observe import devices
 from flatout.frameworks.pytorch.observe.clock import BASE, PhaseClock
 from flatout.frameworks.pytorch.observe.device_clock import DeviceClock
-from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall
+from flatout.frameworks.pytorch.seams.calls import Calls
+from flatout.frameworks.pytorch.seams.outer_call import OuterCall
 from flatout.frameworks.pytorch.seams.patches import Patch, remove_all
 from flatout.guest.tracebacks import hide_ours
 from flatout.records.host_reads import HostReads

@@ -30,7 +30,8 @@ from flatout.frameworks.pytorch.parallel.equality import RunningCheck
 from flatout.frameworks.pytorch.parallel.group import Group, Lost
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded_tensor import Sharded
-from flatout.frameworks.pytorch.seams.calls import Calls, OuterCall
+from flatout.frameworks.pytorch.seams.calls import Calls
+from flatout.frameworks.pytorch.seams.outer_call import OuterCall
 from flatout.frameworks.pytorch.seams.patches import Patch
 from flatout.frameworks.pytorch.seams.random_states import RandomStates
 from flatout.guest.rank_status import StatusPage, page_file, read

@@ -23,7 +23,7 @@ from flatout.frameworks.pytorch.parallel.group import Group
 from flatout.frameworks.pytorch.parallel.protocol import ParameterHolder, Pattern
 from flatout.frameworks.pytorch.parallel.refusal import NotDivided
 from flatout.frameworks.pytorch.parallel.sharded_tensor import REPLICATE, Sharded, become
-from flatout.frameworks.pytorch.seams.calls import OuterCall
+from flatout.frameworks.pytorch.seams.outer_call import OuterCall
 from flatout.frameworks.pytorch.seams.patches import Patch
 from flatout.guest.c_library import c_library, environment_decides, why_not_glibc
 from flatout.records.ranks import GROUPED_MODES, MODEL_MODES, RankConfig, sharing_ranks

@@ -1,0 +1,142 @@
+"""Does a script call models and train none, and when is such a call over?
+
+Until something trains, modules that are put into evaluation mode are followed, and the parts that a script may call in
+their place; after a few calls of them without a backward pass, and without an optimizer in the process, they are what
+the script is about, and a call is its step. In: modules, calls. Out: ends of steps.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import wraps
+from types import CodeType
+from typing import Any
+
+from torch import nn
+
+from flatout.frameworks.pytorch.seams.outer_call import OuterCall
+from flatout.frameworks.pytorch.seams.owners import num_optimizers
+from flatout.frameworks.pytorch.seams.patches import Patch
+from flatout.frameworks.pytorch.seams.step_period import StepPeriod
+from flatout.guest.tracebacks import hide_ours
+
+CALLS_WITHOUT_TRAINING = 8
+"""After so many calls of models, with nothing in sight that trains, they are what the script is about."""
+
+TRAINS = "backward"
+"""A name in the code of a script that trains, perhaps after it has called models for something else."""
+
+
+class Inference:
+    """Looks whether a script infers; `framework` is the adapter, which stands above and is told."""
+
+    def __init__(self, framework: Any) -> None:
+        self._framework = framework
+        self.rhythm = StepPeriod()
+        self._patch: Patch | None = None
+        self._is_inside = False
+        """Whether a module is putting its parts into a mode."""
+        self._order: list[OuterCall] = []
+        """The calls so far, until it is known what they are."""
+        self._took_s = 0.0
+        """In calls since the last step ended."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether calls are steps."""
+        return bool(self._framework.calls.infers)
+
+    def install(self) -> None:
+        """Begin to look."""
+        self._patch = Patch(nn.Module, "train", self._watched)  # which `eval` calls
+
+    def end(self) -> None:
+        """Something trains, now or after all: calls are no steps."""
+        if self._patch is None and not self.begun:
+            return
+        self._look_no_longer()
+        self._framework.calls.train()
+
+    def _look_no_longer(self) -> None:
+        if self._patch is not None:
+            self._patch.remove()
+            self._patch = None
+        self._order.clear()
+
+    def _watched(self, original: Any, patch: Patch) -> Any:
+        @wraps(original)
+        def train(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            if not patch.active or self._is_inside:
+                return original(module, *args, **kwargs)
+            self._is_inside = True
+            try:
+                found = original(module, *args, **kwargs)
+            except BaseException as problem:
+                hide_ours(problem)
+                raise
+            finally:
+                self._is_inside = False
+            if not module.training:
+                self._follow(module)
+            return found
+
+        return train
+
+    def _follow(self, module: nn.Module) -> None:
+        try:
+            self._framework.calls.follow(module, self._called)
+        except Exception as problem:  # noqa: BLE001  the script goes on
+            self._framework.fail("recorder", problem)
+
+    def _called(self, call: OuterCall, took_s: float) -> None:
+        """A call of a model that is followed is over; where it is the last of the order in which they come, a step."""
+        try:
+            if not self.begun:
+                self._note(call)
+                return
+            self._took_s += took_s
+            if self.rhythm.update(self._framework.calls.place(call)):
+                took_s, self._took_s = self._took_s, 0.0
+                self._framework.end_of_call(took_s)
+        except Exception as problem:  # noqa: BLE001
+            self._framework.fail("recorder", problem)
+
+    def _note(self, call: OuterCall) -> None:
+        if call.feeds_loader:
+            return
+        self._order.append(call)
+        if len(self._order) < CALLS_WITHOUT_TRAINING:
+            return
+        order = self._order[:]
+        if not self._framework.infers and (num_optimizers() or trains(sys.modules.get("__main__"))):
+            self.end()
+            return
+        self._look_no_longer()
+        self._framework.infer()
+        for one in order:  # how they come in turn shows already
+            self.rhythm.update(self._framework.calls.place(one))
+
+
+def trains(main: Any) -> bool:
+    """Whether the code of a script takes gradients somewhere: then it is a script that trains, which has yet to begin.
+
+    Its functions and classes are looked through, not the libraries that it uses.
+    """
+    file = getattr(main, "__file__", None)
+    codes = [code for value in list(vars(main).values()) for code in _codes(value)] if main is not None else []
+    return any(TRAINS in one.co_names for code in codes if code.co_filename == file for one in _within(code))
+
+
+def _codes(value: Any) -> Iterator[CodeType]:
+    for one in (value, *(vars(value).values() if isinstance(value, type) else ())):
+        code = getattr(one, "__code__", None)
+        if isinstance(code, CodeType):
+            yield code
+
+
+def _within(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _within(constant)

@@ -1,0 +1,56 @@
+"""onnxruntime: compute the model with ONNX Runtime, in float32.
+
+Each kind of inputs is exported for itself, so that no batch size is built in. Outputs are new arrays at each call.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from flatout.frameworks.pytorch.runtime_lever import RuntimeLever
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.seams.exported import Run, Runtime
+
+
+class Onnxruntime(RuntimeLever):
+    """ONNX Runtime."""
+
+    name = "onnxruntime"
+    summary = "the model computed by ONNX Runtime, where nothing is trained"
+    conflicts: ClassVar = ("compile", "bf16", "channels_last", "fused_attention", "openvino")
+    packages: ClassVar = ("onnxruntime", "onnx", "onnxscript")
+    extra = "onnx"
+
+    def runtime(self) -> Runtime:
+        """ONNX Runtime, with as many threads as PyTorch has."""
+        import onnxruntime
+
+        return _OnnxRuntime(onnxruntime)
+
+
+class _OnnxRuntime:
+    def __init__(self, package: Any) -> None:
+        self._package = package
+        self.name = f"onnxruntime-{package.__version__}"
+
+    def convert(self, program: Any, path: Path) -> None:
+        import torch
+
+        torch.onnx.export(program, dynamo=True, verbose=False).save(str(path / "model.onnx"))
+
+    def load(self, path: Path) -> Run:
+        import torch
+
+        options = self._package.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 4
+        session = self._package.InferenceSession(str(path / "model.onnx"), options, providers=["CPUExecutionProvider"])
+        names = [one.name for one in session.get_inputs()]
+
+        def run(tensors: Any) -> list[Any]:
+            found = session.run(None, {n: t.numpy() for n, t in zip(names, tensors, strict=True)})
+            return [torch.from_numpy(one) for one in found]
+
+        return run

@@ -1,0 +1,61 @@
+"""openvino: compute the model with OpenVINO, in float32.
+
+float32 is asked for, because OpenVINO chooses bfloat16 by itself where the processor has it. Each thread has a request
+of its own, for one that is shared gives wrong answers; outputs are copied, for the next call writes where they were.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from flatout.frameworks.pytorch.runtime_lever import RuntimeLever
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.seams.exported import Run, Runtime
+
+
+class Openvino(RuntimeLever):
+    """OpenVINO."""
+
+    name = "openvino"
+    summary = "the model computed by OpenVINO in float32, where nothing is trained"
+    conflicts: ClassVar = ("compile", "bf16", "channels_last", "fused_attention", "onnxruntime")
+    packages: ClassVar = ("openvino",)
+    extra = "openvino"
+
+    def runtime(self) -> Runtime:
+        """OpenVINO, with as many threads as PyTorch has."""
+        import openvino
+
+        return _OpenVino(openvino)
+
+
+class _OpenVino:
+    def __init__(self, package: Any) -> None:
+        self._package = package
+        self.name = f"openvino-{package.__version__.partition('-')[0]}"
+
+    def convert(self, program: Any, path: Path) -> None:
+        model = self._package.convert_model(program)
+        self._package.save_model(model, str(path / "model.xml"), compress_to_fp16=False)
+
+    def load(self, path: Path) -> Run:
+        import torch
+
+        settings = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        }
+        model = self._package.Core().compile_model(str(path / "model.xml"), "CPU", settings)
+        outputs, own = list(model.outputs), threading.local()
+
+        def run(tensors: Any) -> list[Any]:
+            if not hasattr(own, "request"):
+                own.request = model.create_infer_request()
+            found = own.request.infer([t.numpy() for t in tensors], share_inputs=True, share_outputs=False)
+            return [torch.from_numpy(found[one]) for one in outputs]
+
+        return run

@@ -1,0 +1,98 @@
+"""What do levers that compute a model in another runtime share? All but how that runtime converts and computes.
+
+In: a session, a `Runtime`. Out: `OuterCall.compute` set, and taken back.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from abc import abstractmethod
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from flatout.frameworks.lever import Lever
+from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
+from flatout.records.trace import Setting
+
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.seams.exported import Runtime
+    from flatout.frameworks.pytorch.session import Session
+
+
+class RuntimeLever(Lever):
+    """Models that nobody trains, computed by another runtime."""
+
+    class_ = "rounding"
+    shortens: ClassVar = ("forward",)
+    check = "gradients"
+    compiles = True
+    packages: ClassVar[tuple[str, ...]]
+    """What has to be installed, the runtime itself first."""
+    extra: ClassVar[str]
+    """What installs them: `flatout[onnx]`."""
+
+    @abstractmethod
+    def runtime(self) -> Runtime:
+        """The runtime, loaded."""
+
+    def applies(self, facts: Facts, machine: Machine) -> str | None:
+        """Calls of models that compute on a CPU, as the script wrote them."""
+        if not facts.infers:
+            return "the script trains: another runtime has no gradients"
+        if facts.device != "cpu":
+            return "it computes on a CPU"
+        if any(model.compiled for model in facts.models):
+            return "the script compiles its model itself"
+        if facts.autocast:
+            return "the script uses autocast"
+        return self.lacks(machine)
+
+    def lacks(self, machine: Machine) -> str | None:
+        """The runtime."""
+        missing = [name for name in self.packages if not _is_installed(name)]
+        return f"not installed: `pip install 'flatout[{self.extra}]'`" if missing else None
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """Compute each call elsewhere once its kind of inputs has come a few times."""
+        from flatout.frameworks.pytorch.seams.exported import ExportedCall
+
+        folder = session.cache_folder
+        if folder is None:  # a run without a plan's folder: what is made lasts as long as the process
+            kept = session.kept[self.name] = tempfile.TemporaryDirectory(prefix="flatout-")
+            folder = kept.name
+        for call in session.calls.found:
+            if self.name not in call.kept:
+                at_once = session.loaders.studies
+                call.kept[self.name] = ExportedCall(call, self.runtime(), Path(folder), at_once=at_once)
+            call.compute = call.kept[self.name]
+
+    def release(self, session: Session) -> None:
+        """As the model is written; what was exported is kept for another time."""
+        for call in session.calls.found:
+            call.compute = None
+        kept = session.kept.pop(self.name, None)
+        if kept is not None:
+            kept.cleanup()
+
+    def evidence(self, session: Session) -> str | None:
+        """Calls that were computed elsewhere, and those that were not."""
+        found = [call.kept[self.name] for call in session.calls.found if self.name in call.kept]
+        num = sum(one.num_calls for one in found)
+        if not num:
+            return None
+        plain: dict[str, int] = {}
+        for reason, some in (item for one in found for item in one.num_plain.items()):
+            plain[reason] = plain.get(reason, 0) + some
+        rest = "".join(f", {some:,} by the model ({reason})" for reason, some in plain.items())
+        return f"{num:,} calls by {self.packages[0]} {version(self.packages[0])}{rest}"
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True

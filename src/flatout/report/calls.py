@@ -1,0 +1,70 @@
+"""What is said of a script that trains nothing? The words of a step, said of a call, and how long calls take.
+
+In: a `Result` and its `View`. Out: rows, and the view in these words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from flatout.judge.latency import PERCENTILES, Latency, fewest, latency
+from flatout.judge.result import Result
+from flatout.records.facts import ModelFacts
+from flatout.report import evidence, words
+from flatout.report.view import Row
+
+
+def rows(result: Result) -> list[Row]:
+    """How long calls take, plain and under what was chosen; nothing of a script that trains."""
+    if not result.facts.infers:
+        return []
+    called = "; ".join(_called(model) for model in result.facts.main_models)
+    kinds = {"plain": _samples(result, "plain")}
+    if result.plan is not None and result.winner is not None:
+        kinds["with the plan"] = _samples(result, result.winner.label)
+    times = [
+        Row(label="latency" if not number else "", value=_said(latency(samples)), note=f"  {name}",
+            source=evidence.STEPS)
+        for number, (name, samples) in enumerate(kinds.items()) if samples
+    ]  # fmt: skip
+    return [Row(label="calls", note=f"of {called}: nothing is trained here"), *times]
+
+
+def _called(model: ModelFacts) -> str:
+    sizes = [str(size) for size in model.batch_sizes]
+    batch = (
+        f", batch {' and '.join([', '.join(sizes[:-1]), sizes[-1]]) if len(sizes) > 1 else sizes[0]}" if sizes else ""
+    )
+    return f"{model.name} ({words.count(model.num_parameters)} parameters{batch})"
+
+
+def _samples(result: Result, label: str) -> list[float]:
+    return [
+        one.call_s
+        for one in result.timeline
+        if one.call_s is not None and one.label == label and one.group != "warm-up"
+    ]
+
+
+def _said(found: Latency) -> str:
+    known = [f"p{p} {words.seconds(found.seconds[p])}" for p in PERCENTILES if p in found.seconds]
+    missing = [f"p{p} needs {fewest(p)}" for p in PERCENTILES if p not in found.seconds]
+    calls = words.plural(found.num_calls, "call")
+    return f"{', '.join(known) or 'not known'} of {calls}{'; ' + ', '.join(missing) if missing else ''}"
+
+
+def in_calls(value: Any) -> Any:
+    """The same view with every step called a call, in all that is said."""
+    if isinstance(value, str):
+        return words.in_calls(value)
+    if isinstance(value, tuple | list):
+        return type(value)(map(in_calls, value))
+    if isinstance(value, Mapping):
+        return {in_calls(key): in_calls(one) for key, one in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        changed = {name: in_calls(part) for name, part in parts.items()}
+        return value if changed == parts else dataclasses.replace(value, **changed)
+    return value
