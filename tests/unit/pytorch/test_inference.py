@@ -67,7 +67,8 @@ def test_a_script_that_trains_stays_one_that_trains(watch):
         optimizer.step()
         optimizer.zero_grad()
     facts = watched.pytorch.facts()
-    assert not facts.infers and facts.step_rhythm == "optimizer" and watched.listener.num_steps >= 8
+    assert not facts.infers and facts.step_rhythm == "optimizer"
+    assert watched.listener.num_steps + watched.pytorch.num_missed_steps() == 8
 
 
 def test_a_training_that_begins_after_all_is_followed(watch):
@@ -81,7 +82,7 @@ def test_a_training_that_begins_after_all_is_followed(watch):
         optimizer.step()
     facts = watched.pytorch.facts()
     assert not facts.infers and [model.trained for model in facts.models] == [True]
-    assert watched.listener.num_steps - before >= 7 and not watched.listener.failures
+    assert watched.listener.num_steps - before + watched.pytorch.num_missed_steps() == 8
 
 
 def test_where_calls_are_asked_for_a_training_beside_them_is_left_out(watch):

@@ -18,7 +18,7 @@ from flatout.frameworks.pytorch.observe.memory import memory_of_device
 from flatout.frameworks.pytorch.seams.blocks import BlockCall, repeated_blocks
 from flatout.frameworks.pytorch.seams.debug_switches import set_from_outside, switched_on
 from flatout.frameworks.pytorch.seams.optimizers import can_fuse
-from flatout.frameworks.pytorch.seams.outer_call import OuterCall
+from flatout.frameworks.pytorch.seams.outer_call import OuterCall, is_compiled
 from flatout.frameworks.pytorch.session import Session
 from flatout.records.facts import EndedBy, Facts, LoaderFacts, ModelFacts, OptimizerFacts
 
@@ -89,7 +89,7 @@ def _model(call: OuterCall) -> ModelFacts:
 
 def _compiled_by_script(module: nn.Module) -> bool:
     present = vars(module).get("_compiled_call_impl")
-    return type(module).__name__ == "OptimizedModule" or not isinstance(present, OuterCall | BlockCall | None)
+    return is_compiled(module) or not isinstance(present, OuterCall | BlockCall | None)
 
 
 def _optimizer(optimizer: torch.optim.Optimizer) -> OptimizerFacts:

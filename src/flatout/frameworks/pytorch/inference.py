@@ -13,11 +13,12 @@ from functools import wraps
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import nn
 
 from flatout.frameworks.pytorch.seams.outer_call import OuterCall
 from flatout.frameworks.pytorch.seams.owners import num_optimizers
-from flatout.frameworks.pytorch.seams.patches import Patch
+from flatout.frameworks.pytorch.seams.patches import Patch, remove_all
 from flatout.frameworks.pytorch.seams.step_period import StepPeriod
 from flatout.guest.tracebacks import hide_ours
 
@@ -34,34 +35,41 @@ class Inference:
     def __init__(self, framework: Any) -> None:
         self._framework = framework
         self.rhythm = StepPeriod()
-        self._patch: Patch | None = None
+        self._patches: list[Patch] = []
         self._is_inside = False
         """Whether a module is putting its parts into a mode."""
         self._order: list[OuterCall] = []
         """The calls so far, until it is known what they are."""
         self._took_s = 0.0
         """In calls since the last step ended."""
+        self._num_untold = 0
+        """Steps within the calls after which it was known that they are steps."""
 
     @property
     def begun(self) -> bool:
         """Whether calls are steps."""
         return bool(self._framework.calls.infers)
 
+    @property
+    def num_missed(self) -> int:
+        """Steps of which no end was told."""
+        return self.rhythm.num_missed + self._num_untold
+
     def install(self) -> None:
         """Begin to look."""
-        self._patch = Patch(nn.Module, "train", self._watched)  # which `eval` calls
+        self._patches = [  # `eval` calls `train`
+            Patch(nn.Module, "train", self._watched), Patch(torch, "compile", self._compiling)
+        ]  # fmt: skip
 
     def end(self) -> None:
         """Something trains, now or after all: calls are no steps."""
-        if self._patch is None and not self.begun:
+        if not self._patches and not self.begun:
             return
         self._look_no_longer()
         self._framework.calls.train()
 
     def _look_no_longer(self) -> None:
-        if self._patch is not None:
-            self._patch.remove()
-            self._patch = None
+        remove_all(self._patches)
         self._order.clear()
 
     def _watched(self, original: Any, patch: Patch) -> Any:
@@ -82,6 +90,23 @@ class Inference:
             return found
 
         return train
+
+    def _compiling(self, original: Any, patch: Patch) -> Any:
+        """The script compiles a model: what it is given in its place is called, and nothing within may be ours."""
+
+        @wraps(original)
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            if not patch.active:
+                return original(*args, **kwargs)
+            for module in args[:1]:
+                if isinstance(module, nn.Module):
+                    self._framework.calls.leave(module)
+            found = original(*args, **kwargs)
+            if isinstance(found, nn.Module) and not found.training:
+                self._follow(found)
+            return found
+
+        return compile
 
     def _follow(self, module: nn.Module) -> None:
         try:
@@ -114,8 +139,8 @@ class Inference:
             return
         self._look_no_longer()
         self._framework.infer()
-        for one in order:  # how they come in turn shows already
-            self.rhythm.update(self._framework.calls.place(one))
+        places = [self._framework.calls.place(one) for one in order]
+        self._num_untold = sum(map(self.rhythm.update, places))  # how they come in turn shows already
 
 
 def trains(main: Any) -> bool:

@@ -84,7 +84,7 @@ class Steps:
         nothing follows that would end it.
         """
         if self._inference.begun:
-            return self._inference.rhythm.num_missed
+            return self._inference.num_missed
         since = self._num_backwards - self._limit
         if not self._num_ended or since <= 0:
             return self.rhythm.num_missed

@@ -38,7 +38,9 @@ class _OnnxRuntime:
     def convert(self, program: Any, path: Path) -> None:
         import torch
 
-        torch.onnx.export(program, dynamo=True, verbose=False).save(str(path / "model.onnx"))
+        exported = torch.onnx.export(program, dynamo=True, verbose=False)
+        assert exported is not None  # it is not, where no file is named
+        exported.save(str(path / "model.onnx"))
 
     def load(self, path: Path) -> Run:
         import torch

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatout.frameworks.pytorch.seams.outer_call import SEAM, OuterCall
+from flatout.frameworks.pytorch.seams.outer_call import SEAM, OuterCall, is_compiled
 from flatout.frameworks.pytorch.seams.owners import Owners, children, identities
 
 MAX_DESCENT = 6
@@ -108,11 +108,16 @@ class Calls:
         """Nothing is trained so far: follow the calls of this one, or of what is called in its place."""
         self.on_answer = on_answer
         found = [(type(module).__name__, module)]
-        for name, part in found[:]:
+        for name, part in [] if is_compiled(module) else found[:]:
             below = [(f"{name}.{inner}", child) for inner, child in children(part)]
             found += below
             found += [(f"{name}.{inner}", child) for name, part in below for inner, child in children(part)]
         self._add(((name, part) for name, part in found if identities(part)), trained=False)
+
+    def leave(self, module: nn.Module) -> None:
+        """Follow neither this one nor its parts any more."""
+        parts = {id(part) for part in module.modules()}
+        self._drop([call for call in self.seams if id(call.module) in parts])
 
     def infer(self) -> None:
         """Nothing is trained, and what was called so far is what the script is about."""

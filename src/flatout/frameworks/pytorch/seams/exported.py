@@ -107,7 +107,7 @@ class ExportedCall:
         """Why a call is the model's own, whatever its shapes; empty where it is not."""
         if self._call.module.training:
             return "the model is in training mode"
-        if torch.is_autocast_enabled(self._call.device):
+        if torch.is_autocast_enabled("cpu"):
             return "autocast"
         if not self._state.unchanged:
             return "the weights have changed since"
@@ -169,9 +169,8 @@ class ExportedCall:
         try:
             with silent(), torch.no_grad():
                 program = torch.export.export(self._call.module, args, kwargs, strict=False)
-                writes = program.graph_signature.buffers_to_mutate or program.graph_signature.user_inputs_to_mutate
-                if writes:
-                    raise NotExported(f"the model writes into `{next(iter(writes.values()))}`")
+                if written := written_by(program):
+                    raise NotExported(f"the model writes into `{written}`")
                 self._runtime.convert(program, unfinished)
         except NotExported:
             raise
@@ -260,6 +259,28 @@ class _State:
                 state.update(inspect.getsource(one).encode())
         state.update(f"{torch.__version__} {self._module}".encode())
         return state
+
+
+def written_by(program: torch.export.ExportedProgram) -> str:
+    """An input, a parameter or a buffer that the program writes into, itself or through a view; empty where none."""
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    for node in program.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        for argument, value in zip(schema.arguments if schema is not None else (), node.args, strict=False):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            while isinstance(value, torch.fx.Node) and value.op != "placeholder" and value.args:
+                value = value.args[0] if _is_a_view(value) else None
+            if isinstance(value, torch.fx.Node) and value.op == "placeholder":
+                return names.get(value.name, value.name)
+    return ""
+
+
+def _is_a_view(node: torch.fx.Node) -> bool:
+    """Whether what it gives lies in the memory of its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(argument.alias_info is not None for argument in schema.arguments[:1])
 
 
 def refuse(module: nn.Module) -> None:

@@ -23,7 +23,6 @@ from flatout.frameworks.pytorch.seams.backward_threads import trains
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates, TorchStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
-from flatout.frameworks.pytorch.seams.update_hooks import pass_over
 from flatout.guest.tracebacks import hide_ours
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ class OuterCall:
         self._owner = owner
         present = module.__dict__.get(SEAM)
         self._former: Compute | None = None if isinstance(present, OuterCall) else present
-        self.compiled_by_script = self._former is not None or type(module).__name__ == "OptimizedModule"
+        self.compiled_by_script = self._former is not None or is_compiled(module)
 
     @property
     def module(self) -> nn.Module:
@@ -308,6 +307,11 @@ class OuterCall:
         self._num_joined = self._num_steps = 0
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether it is what `torch.compile` gives in the place of a module."""
+    return type(module).__name__ == "OptimizedModule"
+
+
 def _called(around: Around, inner: Compute, /, *args: Any, **kwargs: Any) -> Any:
     return around(inner, args, kwargs)
 
@@ -333,7 +337,3 @@ def _shapes(inputs: Any) -> tuple[tuple[int, ...], ...]:
 
 def _dtypes(out: Any) -> tuple[torch.dtype, ...]:
     return tuple(t.dtype for t in tensors_of(out, unique=False))
-
-
-for seam in (OuterCall.__call__, OuterCall._outermost, OuterCall._train, OuterCall.plain):
-    pass_over(seam)

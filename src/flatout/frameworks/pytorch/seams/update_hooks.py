@@ -62,15 +62,10 @@ def leave_uncompiled(function: Any) -> None:
     What `torch.compiler.disable` does, which would import the compiler.
     """
     function._torchdynamo_disable = True
-    pass_over(function, inner="SKIP")
-
-
-def pass_over(function: Any, *, inner: str = "DEFAULT") -> None:
-    """Let a compilation begin with what `function` calls where it would begin with `function`."""
     try:
         from torch._C._dynamo import eval_frame
 
-        skip, within = eval_frame._FrameAction.SKIP, getattr(eval_frame._FrameAction, inner)
-        eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, within))
+        skip = eval_frame._FrameAction.SKIP
+        eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
     except (ImportError, AttributeError):  # other versions of PyTorch: it is traced, and breaks the graph
         return
