@@ -175,7 +175,7 @@ def checks_of(levers: Levers, known: Mapping[str, Lever], *, infers: bool = Fals
 
     Where nothing is trained outputs take the place of gradients and updates.
     """
-    checks: set[str] = {known[name].check for name in levers} - {"none"}
+    checks = {str(known[name].check) for name in levers} - {"none"}
     if any(known[name].moves_state for name in levers):
         checks |= {"gradients", "updates"}
     if infers and checks - {"batches"}:
