@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 import lenet
 import resnet_folder
 
+VISION = torchvision()
 MNIST = SHARED / "MNIST"
 MEAN, STD = (0.1307,), (0.3081,)
 
@@ -52,7 +53,7 @@ class Photographs(Dataset):
     """The JPEGs of a folder, with torchvision's transforms."""
 
     def __init__(self, folder: Path) -> None:
-        transforms = torchvision().transforms
+        transforms = VISION.transforms
         self.files = jpegs(folder)
         self.transform = transforms.Compose([
             transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
@@ -73,7 +74,7 @@ class Cropped(Photographs):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        transforms = torchvision().transforms
+        transforms = VISION.transforms
         self.transform = transforms.Compose([
             transforms.Resize(256), transforms.RandomCrop(224), transforms.RandomHorizontalFlip(),
             transforms.ToTensor(), transforms.Normalize(resnet_folder.MEAN, resnet_folder.STD),
@@ -121,7 +122,7 @@ def _unpacked() -> str:
 
 def mnist(num_workers: int) -> DataLoader[Any]:
     """torchvision's MNIST: PIL image, ToTensor, Normalize, batch 64, 60,000 items."""
-    vision = torchvision()
+    vision = VISION
     transform = vision.transforms.Compose([vision.transforms.ToTensor(), vision.transforms.Normalize(MEAN, STD)])
     dataset = vision.datasets.MNIST(_unpacked(), transform=transform)
     return DataLoader(dataset, batch_size=64, shuffle=True, num_workers=num_workers)
