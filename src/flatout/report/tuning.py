@@ -169,7 +169,8 @@ def _not_in_the_account(result: Result) -> list[Item]:
     anatomy, bounds = result.anatomy, result.diagnosis.bounds
     found: list[Item] = []
     if anatomy.not_observed:
-        names = ", ".join(anatomy.not_observed)
+        trains = {"loss", "backward", "optimizer"} if result.facts.infers else set()
+        names = ", ".join(name for name in anatomy.not_observed if name not in trains)
         found.append(Row(label="  not observed", note=names, aside="  (which is not the same as none)"))
     if anatomy.host_s:
         largest = sorted(anatomy.host_s.items(), key=lambda one: -one[1])

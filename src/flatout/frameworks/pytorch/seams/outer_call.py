@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,9 +24,6 @@ from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates, TorchStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 from flatout.guest.tracebacks import hide_ours
-
-if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.seams.calls import Calls
 
 Compute = Callable[..., Any]
 Around = Callable[[Compute, tuple[Any, ...], dict[str, Any]], Any]
@@ -55,7 +52,7 @@ class OuterCall:
     is always computed as the script wrote it.
     """
 
-    def __init__(self, module: nn.Module, owner: Calls, name: str, *, trained: bool = True) -> None:
+    def __init__(self, module: nn.Module, owner: Any, name: str, *, trained: bool = True) -> None:
         self._module = weakref.ref(module)
         self.name = name
         self.trained = trained
