@@ -30,7 +30,7 @@ from flatout.trials.conclude import plan_to_change_nothing, result_of
 from flatout.trials.conduct import STOPPED, Conduct
 from flatout.trials.search.space import Choice, left_out
 from flatout.trials.short_runs import Setting, forget_all
-from flatout.trials.terms import Goal, Show
+from flatout.trials.terms import Goal, Show, Terms
 from flatout.trials.tune_launcher import LaunchedRanks
 
 RANKS_BUDGET_S = 360.0
@@ -77,7 +77,7 @@ def measured(
             conduct.own = own if goal.choice.num_ranks is not None else of_one_process(own, conduct.levers)
             conduct.run() if ranks is None else ranks.alone(conduct)
             found = result_of(conduct)
-        found = replace(found if ranks is None else ranks.confirm(found), options=_options(goal, typed, plan))
+        found = replace(found if ranks is None else ranks.confirm(found), options=_options(typed, plan, goal.terms))
         chosen = found.plan
         if chosen is None and command == "tune" and conduct.stopped != STOPPED:
             chosen = _to_change_nothing(found, script, goal, is_there=bool(own))
@@ -151,9 +151,9 @@ def _without_groups(choice: Choice) -> Choice:
     return replace(choice, only=None if choice.only is None else each(choice.only), without=each(choice.without))
 
 
-def _options(goal: Goal, choice: Choice, plan: Path | None) -> str:
+def _options(choice: Choice, plan: Path | None, terms: Terms | None = None) -> str:
     """What is to be typed again for the same search."""
-    words = ["--infer"] if goal.terms.infers else []
+    words = ["--infer"] if terms is not None and terms.infers else []
     words += [] if choice.accept == Choice().accept else ["--accept", choice.accept]
     if choice.only is not None:
         words += ["--levers", ",".join(choice.only) or "none"]
