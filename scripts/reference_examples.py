@@ -53,6 +53,7 @@ TUNE: list[Row] = [
     ("tuned_joules_per_step", "number or null", "the same under the plan, measured beside it; null also without one"),
     ("reads", "list of objects or null", "where values are read on the host, see below; null where nobody looked"),
     ("profiled", "object or null", "a few steps under the framework's profiler: `ProfiledTime` of records.md; or null"),
+    ("latency", "object or null", "of a script that infers: by side, `num_calls` and by percentile `seconds`; or null"),
     ("plan", "string or null", "where the plan was written; null where there is none"),
     ("run", "string", "absolute path of the run folder, with `result.json`, `report.html` and every trace"),
 ]
@@ -75,6 +76,7 @@ WHY: list[Row] = [
     ("joules_per_step", "number or null", "energy of a plain step; null where no counter can tell"),
     ("reads", "list of objects or null", "where values are read on the host, see below; null where nobody looked"),
     ("profiled", "object or null", "a few steps under the framework's profiler: `ProfiledTime` of records.md; or null"),
+    ("latency", "object or null", "of a script that infers: by side, `num_calls` and by percentile `seconds`; or null"),
     ("run", "string", "absolute path of the run folder"),
 ]
 READ: list[Row] = [

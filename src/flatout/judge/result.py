@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from flatout.judge.anatomy import Anatomy
 from flatout.judge.diagnosis import Diagnosis
+from flatout.judge.latency import Latency, latency
 from flatout.judge.profiled_time import ProfiledTime
 from flatout.judge.read_sites import ReadSites
 from flatout.judge.stats import Comparison
@@ -21,7 +22,7 @@ from flatout.records.as_json import to_json
 from flatout.records.ceilings import Ceilings, Machine
 from flatout.records.energy import EnergySummary
 from flatout.records.facts import Facts
-from flatout.records.plan import PLAN_FILE, Plan, Trial
+from flatout.records.plan import PLAN_FILE, Plan, Trial, label
 from flatout.records.trace import Census, Header
 
 FORMAT = 1  # 1: first version
@@ -197,6 +198,22 @@ class Result:
         return self.remeasured if self.verdict == "faster" else None
 
     @property
+    def latency(self) -> dict[str, Latency] | None:
+        """How long the models took in a call, `plain` and under the `plan`; None where something is trained."""
+        if not self.facts.infers:
+            return None
+        labels = {"plain": "plain"} | ({"plan": label(self.plan.levers)} if self.plan is not None else {})
+        calls = {
+            side: [
+                step.call_s
+                for step in self.timeline
+                if step.call_s is not None and step.label == name and step.group != "warm-up"
+            ]
+            for side, name in labels.items()
+        }
+        return {side: latency(samples) for side, samples in calls.items() if samples}
+
+    @property
     def against_itself(self) -> bool:
         """Whether plain was measured as if it were a candidate (`tune --levers none`)."""
         return self.remeasured is not None and not self.remeasured.levers
@@ -264,6 +281,7 @@ def _tune_summary(result: Result) -> dict[str, Any]:
         "tuned_joules_per_step": result.energy.tuned.joules if won and result.energy and result.energy.tuned else None,
         "reads": _reads(result),
         "profiled": result.profiled,
+        "latency": result.latency,
         "plan": result.plan_path,
         "run": result.run,
     }
@@ -281,6 +299,7 @@ def _why_summary(result: Result) -> dict[str, Any]:
         "joules_per_step": result.energy.baseline.joules if result.energy else None,
         "reads": _reads(result),
         "profiled": result.profiled,
+        "latency": result.latency,
         "run": result.run,
     }
 

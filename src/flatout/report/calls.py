@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from flatout.judge.latency import PERCENTILES, Latency, fewest, latency
+from flatout.judge.latency import PERCENTILES, Latency, fewest
 from flatout.judge.result import Result
 from flatout.records.facts import ModelFacts
 from flatout.report import evidence, words
@@ -21,14 +21,11 @@ def rows(result: Result) -> list[Row]:
     if not result.facts.infers:
         return []
     called = "; ".join(_called(model) for model in result.facts.main_models)
-    kinds = {"plain": _samples(result, "plain")}
-    if result.plan is not None and result.winner is not None:
-        kinds["with the plan"] = _samples(result, result.winner.label)
+    sides = {"plain": "plain", "plan": "with the plan"}
     times = [
-        Row(label="latency" if not number else "", value=_said(latency(samples)), note=f"  {name}",
-            source=evidence.STEPS)
-        for number, (name, samples) in enumerate(kinds.items()) if samples
-    ]  # fmt: skip
+        Row(label="" if number else "latency", value=_said(found), note=f"  {sides[side]}", source=evidence.STEPS)
+        for number, (side, found) in enumerate((result.latency or {}).items())
+    ]
     return [Row(label="calls", note=f"of {called}: nothing is trained here"), *times]
 
 
@@ -38,14 +35,6 @@ def _called(model: ModelFacts) -> str:
         f", batch {' and '.join([', '.join(sizes[:-1]), sizes[-1]]) if len(sizes) > 1 else sizes[0]}" if sizes else ""
     )
     return f"{model.name} ({words.count(model.num_parameters)} parameters{batch})"
-
-
-def _samples(result: Result, label: str) -> list[float]:
-    return [
-        one.call_s
-        for one in result.timeline
-        if one.call_s is not None and one.label == label and one.group != "warm-up"
-    ]
 
 
 def _said(found: Latency) -> str:

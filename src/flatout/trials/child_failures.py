@@ -115,7 +115,7 @@ def cannot_measure(script: Script, end: Ended, limit_s: float, taken: float | No
             f"`{script.name}` ended {few}",
             cause="that is too few to measure"
             if end.num_steps
-            else "no optimizer update was seen, nor enough backward passes, or calls of models without training",
+            else "no optimizer update was seen, nor enough backward passes, or calls of models in evaluation mode",
             hint="give it more epochs or more data"
             if end.num_steps
             else "is this the script, and long enough? If it trains as well, `--infer` measures its calls of models",

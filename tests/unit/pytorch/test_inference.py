@@ -236,6 +236,16 @@ def test_another_runtime_gives_the_models_answers_in_memory_of_their_own(watch, 
     assert not watched.listener.failures
 
 
+def test_nobody_is_told_of_a_conversion(watch, monkeypatch):
+    telemetry = pytest.importorskip("openvino_telemetry.utils.sender", reason="needs openvino")
+    told = []
+    monkeypatch.setattr(telemetry.TelemetrySender, "send", lambda self, *args: told.append(args))
+    watched, net = watch(), Net().eval()
+    under("openvino", watched, net)
+    answers(net, 3)
+    assert watched.pytorch.evidence()[0]["openvino"] and not told
+
+
 def test_each_kind_of_inputs_is_exported_for_itself_and_few_of_them(watch, runtime):
     watched, net = watch(), Net().eval()
     exported = under(runtime, watched, net)

@@ -6,7 +6,10 @@ of its own, for one that is shared gives wrong answers; outputs are copied, for 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,13 +35,28 @@ class Openvino(RuntimeLever):
         return _OpenVino(openvino)
 
 
+@contextlib.contextmanager
+def _telling_nobody() -> Iterator[None]:
+    """A conversion reports to its makers unless it finds itself in continuous integration."""
+    former = os.environ.get("CI")
+    os.environ["CI"] = "true"
+    try:
+        yield
+    finally:
+        if former is None:
+            del os.environ["CI"]
+        else:
+            os.environ["CI"] = former
+
+
 class _OpenVino:
     def __init__(self, package: Any) -> None:
         self._package = package
         self.name = f"openvino-{package.__version__.partition('-')[0]}"
 
     def convert(self, program: Any, path: Path) -> None:
-        model = self._package.convert_model(program)
+        with _telling_nobody():
+            model = self._package.convert_model(program)
         self._package.save_model(model, str(path / "model.xml"), compress_to_fp16=False)
 
     def load(self, path: Path) -> Run:
