@@ -65,6 +65,8 @@ class Lever(ABC):
     """Whether `--store-memory` says how much it may keep."""
     compiles: ClassVar[bool] = False
     """Whether engaging it for the first time takes seconds to minutes."""
+    compiles_faster: ClassVar[float] = 1.0
+    """How many times as fast as a compiler of kernels it is with that."""
     proves_once: ClassVar[bool] = False
     """Whether its evidence takes time of the script's and holds for as long as it is engaged: it is looked for once."""
     takes_memory: ClassVar[bool] = False

@@ -224,10 +224,11 @@ def compiling_s(
     if not compiling:
         return 0.0
     regional = any(candidate.levers[name].get("mode") == "regional" for name in compiling)
-    seen = (t.engage_s for t in trials if any(levers[name].compiles for name in t.levers))
+    seen = (t.engage_s for t in trials if any(name in compiling for name in t.levers))
     num_modules = 0.0
     for model in facts.models if facts is not None else ():  # of blocks that repeat, one is enough for "regional"
         num_modules += model.num_modules / (max(model.num_repeated_blocks, 1) if regional else 1)
     on_device = facts is not None and facts.device != "cpu"
     starting_s, module_s = (STARTING_ON_DEVICE_S, MODULE_ON_DEVICE_S) if on_device else (STARTING_S, MODULE_S)
-    return max(starting_s + module_s * num_modules, *seen, 0.0)
+    fastest = min(levers[name].compiles_faster for name in compiling)
+    return max((starting_s + module_s * num_modules) / fastest, *seen, 0.0)

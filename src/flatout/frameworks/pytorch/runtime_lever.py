@@ -29,6 +29,7 @@ class RuntimeLever(Lever):
     shortens: ClassVar = ("forward",)
     check = "gradients"
     compiles = True
+    compiles_faster = 8.0  # a ResNet-18 in 2.4 and 4.7 s on two cores, where 60 s are expected of `torch.compile`
     packages: ClassVar[tuple[str, ...]]
     """What has to be installed, the runtime itself first."""
     extra: ClassVar[str]

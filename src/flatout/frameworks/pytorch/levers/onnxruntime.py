@@ -19,7 +19,7 @@ class Onnxruntime(RuntimeLever):
 
     name = "onnxruntime"
     summary = "the model computed by ONNX Runtime, where nothing is trained"
-    conflicts: ClassVar = ("compile", "bf16", "channels_last", "fused_attention", "openvino")
+    conflicts: ClassVar = ("compile", "bf16", "channels_last", "fused_attention", "inference_mode", "openvino")
     packages: ClassVar = ("onnxruntime", "onnx", "onnxscript")
     extra = "onnx"
 

@@ -24,7 +24,7 @@ class Openvino(RuntimeLever):
 
     name = "openvino"
     summary = "the model computed by OpenVINO in float32, where nothing is trained"
-    conflicts: ClassVar = ("compile", "bf16", "channels_last", "fused_attention", "onnxruntime")
+    conflicts: ClassVar = ("compile", "bf16", "channels_last", "fused_attention", "inference_mode", "onnxruntime")
     packages: ClassVar = ("openvino",)
     extra = "openvino"
 
