@@ -173,6 +173,24 @@ def test_answers_under_a_sound_lever_agree(watch):
     assert watched.difference("outputs").error < 1e-5
 
 
+def test_what_a_call_writes_into_its_arguments_is_written_anew_in_each_replay(watch):
+    class Kept:
+        def __init__(self):
+            self.seen = []
+
+    class Remembers(Net):
+        def forward(self, x, kept):
+            kept.seen.append(x.mean())
+            return super().forward(x) + len(kept.seen)
+
+    watched, net, kept = watch(), Remembers().eval(), Kept()
+    watched.compare(6, {"channels_last": {}}, "outputs")
+    with torch.no_grad():
+        for _ in range(20):
+            net(torch.ones(1, 3, 8, 8), kept)
+    assert agreed(watched).verdict == "agrees" and len(kept.seen) == 20
+
+
 def test_answers_of_other_weights_disagree(watch):
     watched, net = watch(), Net().eval()
     watched.pytorch.session.levers = {**watched.pytorch.session.levers, "channels_last": Wrong()}

@@ -30,12 +30,20 @@ from flatout.guest.memory_errors import out_of_memory
 class CapturedCall:
     """One outermost call: its arguments and all state before it ran, and the gradient that came back."""
 
-    def __init__(self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> None:
+    def __init__(
+        self, call: OuterCall, args: tuple[Any, ...], kwargs: dict[str, Any], device: str, *, whole: bool = False
+    ) -> None:
         self.call = call
+        self.whole = whole
+        """Whether objects among the arguments are copied too: where nothing is trained they hold no graph, and a call
+        may write into them (what a language model keeps of the text so far)."""
         self.device = device
         """Where the models compute, `cuda` or `cpu`."""
-        self.args = map_tensors(_copy, args, objects=False)
-        self.kwargs = map_tensors(_copy, kwargs, objects=False)
+        if whole:
+            self.args, self.kwargs = copy.deepcopy((args, kwargs))
+        else:
+            self.args = map_tensors(_copy, args, objects=False)
+            self.kwargs = map_tensors(_copy, kwargs, objects=False)
         self.random = RandomStates()
         self.state = ModuleState(call.module)
         self.gradients: list[torch.Tensor | None] = []
@@ -219,7 +227,7 @@ class Capture:
             self._give_up("the model is called within a transform of `torch.func`")
             return None
         try:
-            return CapturedCall(call, args, kwargs, str(self._calls.where))
+            return CapturedCall(call, args, kwargs, str(self._calls.where), whole=self._calls.infers)
         except Exception as problem:  # noqa: BLE001
             self._give_up(f"the model's inputs cannot be kept ({type(problem).__name__})")
             return None

@@ -8,6 +8,7 @@ the script's on accumulated gradients fires. In: captured calls. Out: gradients,
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
@@ -168,8 +169,11 @@ class Replayer:
             leaves.append(copied.requires_grad_())
             return copied.clone()  # no leaf: the model may work on it in place
 
-        args = map_tensors(fresh, captured.args, objects=False)
-        kwargs = map_tensors(fresh, captured.kwargs, objects=False)
+        if captured.whole:
+            args, kwargs = copy.deepcopy((captured.args, captured.kwargs))
+        else:
+            args = map_tensors(fresh, captured.args, objects=False)
+            kwargs = map_tensors(fresh, captured.kwargs, objects=False)
         call = captured.call
         parameters = [p for p in call.module.parameters() if p.requires_grad]
         with captured.surroundings(), _values(captured.former_values):
