@@ -149,6 +149,10 @@ class Lever(ABC):
         """Proof that it took effect in the steps since `engage`, or None where none was seen."""
         return None
 
+    def why_no_evidence(self, session: Any) -> str:
+        """Why there is none, where it knows, in a few words."""
+        return ""
+
 
 def ranks_of(levers: Levers, registry: Mapping[str, Lever]) -> tuple[int, str] | None:
     """On how many ranks a set of levers runs, and how they divide the work; None for one process."""

@@ -18,7 +18,7 @@ from flatout.records.facts import Facts
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
-    from flatout.frameworks.pytorch.seams.exported import Runtime
+    from flatout.frameworks.pytorch.seams.exported import ExportedCall, Runtime
     from flatout.frameworks.pytorch.session import Session
 
 
@@ -80,15 +80,22 @@ class RuntimeLever(Lever):
 
     def evidence(self, session: Session) -> str | None:
         """Calls that were computed elsewhere, and those that were not."""
-        found = [call.kept[self.name] for call in session.calls.found if self.name in call.kept]
-        num = sum(one.num_calls for one in found)
-        if not num:
-            return None
-        plain: dict[str, int] = {}
-        for reason, some in (item for one in found for item in one.num_plain.items()):
-            plain[reason] = plain.get(reason, 0) + some
-        rest = "".join(f", {some:,} by the model ({reason})" for reason, some in plain.items())
-        return f"{num:,} calls by {self.packages[0]} {version(self.packages[0])}{rest}"
+        num = sum(one.num_calls for one in self._exported(session))
+        rest = "".join(f", {some:,} by the model ({reason})" for reason, some in self._plain(session).items())
+        return f"{num:,} calls by {self.packages[0]} {version(self.packages[0])}{rest}" if num else None
+
+    def why_no_evidence(self, session: Session) -> str:
+        """What all calls have that cannot be computed elsewhere."""
+        return "; ".join(self._plain(session))
+
+    def _exported(self, session: Session) -> list[ExportedCall]:
+        return [call.kept[self.name] for call in session.calls.found if self.name in call.kept]
+
+    def _plain(self, session: Session) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for reason, num in (item for one in self._exported(session) for item in one.num_plain.items()):
+            found[reason] = found.get(reason, 0) + num
+        return found
 
 
 def _is_installed(package: str) -> bool:

@@ -241,6 +241,8 @@ class Session:
 
     def _why_none(self, name: str) -> str:
         """Why a lever shows no effect: what it says of the loaders that feed the training, where it does."""
+        if said := self.levers[name].why_no_evidence(self):
+            return said
         return why_none([self.levers[name].why_not(self, one) for one in self.loaders.training] or [None]) or NO_EFFECT
 
 

@@ -87,6 +87,8 @@ class ExportedCall:
         self._seen: dict[Any, int] = {}
         self._state = _State(call.module)
         self._lock = Lock()
+        self._why = ""
+        """What among the inputs cannot be told from others."""
         self.num_calls = 0
         self.num_plain: dict[str, int] = {}
         """Calls that the model computed, by why."""
@@ -97,7 +99,7 @@ class ExportedCall:
         reason = self._reason(leaves)
         exported = None if reason else self._exported(leaves, spec, args, kwargs)
         if exported is None:
-            reason = reason or "other shapes or types"
+            reason = reason or self._why or "other shapes or types"
             self.num_plain[reason] = self.num_plain.get(reason, 0) + 1
             return self._call.plain(*args, **kwargs)
         self.num_calls += 1
@@ -125,7 +127,8 @@ class ExportedCall:
             if len(self._kinds) >= MOST_KINDS or len(self._seen) >= MOST_SEEN:
                 return None
             self._seen[kind] = self._seen.get(kind, 0) + 1
-        except TypeError:  # a value that cannot be told from others
+        except TypeError as problem:  # a value that cannot be told from others
+            self._why = str(problem)
             return None
         if self._seen[kind] <= self._calls_before and not self._path(kind).exists():
             return None
