@@ -1,5 +1,7 @@
 """Is a script that trains nothing found by its calls, and are its answers the same under levers?"""
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -277,6 +279,31 @@ def test_each_kind_of_inputs_is_exported_for_itself_and_few_of_them(watch, runti
     for batch in range(4, 9):
         answers(net, 1, batch=batch)
     assert exported.num_calls == 8 and exported.num_plain == {"other shapes or types": 3}
+
+
+def test_another_thread_that_calls_the_model_while_it_is_exported_gets_its_answers(watch, runtime):
+    watched, net = watch(), Net().eval()
+    answers(net, 12)
+    x, found, over = torch.ones(2, 3, 8, 8), [], threading.Event()
+    with torch.no_grad():
+        true = net(x)
+
+    def call():
+        with torch.no_grad():
+            while not over.is_set():
+                found.append(net(x))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        watched.pytorch.engage({runtime: {}})
+        for batch in (1, 2, 3):
+            answers(net, 1, batch=batch)
+    finally:
+        over.set()
+        thread.join()
+    assert found and all(torch.allclose(one, true, rtol=1e-4, atol=1e-5) for one in found)
+    assert watched.pytorch.evidence()[0][runtime].startswith("3 calls")
 
 
 def test_the_model_answers_where_its_weights_have_changed_or_it_trains(watch, runtime):

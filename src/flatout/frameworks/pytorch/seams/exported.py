@@ -8,6 +8,7 @@ by the model, and counted. In: an `OuterCall` and a runtime. Out: the same outpu
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import inspect
 import logging
@@ -170,8 +171,10 @@ class ExportedCall:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         try:
+            # a copy, for while it is exported a module gives other threads that call it errors, or wrong answers
+            module = copy.deepcopy(self._call.module)
             with silent(), torch.no_grad():
-                program = torch.export.export(self._call.module, args, kwargs, strict=False)
+                program = torch.export.export(module, args, kwargs, strict=False)
                 if written := written_by(program):
                     raise NotExported(f"the model writes into `{written}`")
                 self._runtime.convert(program, unfinished)
