@@ -75,7 +75,8 @@ class Conductor:
         """Ends of steps of the present window that are not yet in it."""
         self._catch_up_s = 0.0
         """Until this moment steps are only counted; 0 where each is looked at."""
-        self._awaiting: Callable[[], None] | None = None
+        self._awaiting: Callable[[], bool] | None = None
+        """Answers, or says that it needs a further step."""
         self._window: OpenWindow | None = None
         self._awaited: Order | None = None
         """The window that is opened when so many steps have been skipped."""
@@ -261,7 +262,9 @@ class Conductor:
             return
         answer, self._awaiting = self._awaiting, None
         try:
-            answer()
+            if not answer():
+                self._awaiting = answer
+                return
         except Exception as problem:  # noqa: BLE001
             self.on_failure("compare", problem)
         try:
@@ -373,10 +376,12 @@ class Conductor:
         else:
             self.framework.begin_capture()
             checks = tuple(order.purpose.split())
-            self._awaiting = lambda: self._write_numbered(
-                self.framework.compare(order.levers, checks) if order.kind == "compare" else self.framework.scale(),
-                order.number,
-            )
+            self._awaiting = lambda: self._answer(order, checks)
+
+    def _answer(self, order: Order, checks: tuple[str, ...]) -> bool:
+        found = self.framework.compare(order.levers, checks) if order.kind == "compare" else self.framework.scale()
+        self._write_numbered(found, order.number)
+        return found is not None or order.kind != "compare"
 
     def _finish_order(self) -> None:
         if self._order is not None:

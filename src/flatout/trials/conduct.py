@@ -420,7 +420,7 @@ class Conduct:
         if not checks:
             return agreement.judge([], class_, ())
         togglable = self.costs.togglable(levers)
-        points = [self.bench.agreement(togglable, checks) for _ in range(2)]
+        points = [self.bench.agreement(togglable, checks) for _ in range(1 if "answers" in checks else 2)]
         while agreement.needs_more_points(points, agreement.judge(points, class_, checks)):
             if self.budget.left_s < 0:
                 raise CandidateFailed("more points were needed than there was time for", in_doubt=True)
