@@ -13,10 +13,10 @@ from time import perf_counter
 import torch
 
 from flatout.frameworks.pytorch.numerics.capture import CapturedCall
-from flatout.frameworks.pytorch.numerics.differences import relative_error
 from flatout.frameworks.pytorch.numerics.replay import Replayed, Replayer
-from flatout.frameworks.pytorch.numerics.rounding import shaken
+from flatout.frameworks.pytorch.numerics.rounding import Values, shaken
 from flatout.frameworks.pytorch.seams.calibrated import CalibratedCall, digest_of
+from flatout.frameworks.pytorch.seams.outer_call import OuterCall
 from flatout.records.difference import LARGE_ERROR, Answers, Difference
 from flatout.records.trace import Levers
 
@@ -45,8 +45,8 @@ class AnswerCount:
         self._seen: set[str] = set()
         self._num_without_new = 0
         self._num = self._num_changed = self._num_by_rounding = self._num_shared = 0
-        self._num_calls_elsewhere = 0
-        self._square = self._square_apart = 0.0
+        self._moved: dict[OuterCall, Values] = {}
+        """Parameters that were moved by their last place: once, for it takes longer than a call."""
         self._finite = True
 
     @property
@@ -72,7 +72,9 @@ class AnswerCount:
     def _compare(self, one: CapturedCall) -> None:
         self._engage({})
         plain = self._replayer.run([one])
-        moved = self._replayer.run(shaken([one], seed=0))
+        moved_call = shaken([one], seed=0, values=self._moved.get(one.call))[0]
+        self._moved[one.call] = moved_call.former_values
+        moved = self._replayer.run([moved_call])
         self._engage(self._levers)
         before = sum(kept.num_calls for kept in _calibrated(one))
         changed = self._replayer.run([one], levers=True)
