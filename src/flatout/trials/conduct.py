@@ -472,7 +472,8 @@ class Conduct:
                 self._trial_of(levers, best.class_, measured, begun_s), remeasured=True,
                 agreement=best.agreement, agreement_detail=best.agreement_detail,
             )  # fmt: skip
-            if best.agreement != "agrees" or self.budget.left_s > self.judging_s:  # once more, later in the training
+            same = "answers" in checks_of(levers, self.levers)  # weights and inputs are what they were
+            if best.agreement != "agrees" or (not same and self.budget.left_s > self.judging_s):  # once more, later
                 trial = self._with_agreement(trial, None, begun_s)
             if not anew and self.budget.share_spent < 1:
                 self._take_apart_winner(levers)

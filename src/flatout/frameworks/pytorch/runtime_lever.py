@@ -12,9 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.frameworks.lever import Lever
+from flatout.frameworks.lever import Check, Lever
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
+from flatout.records.plan import LeverClass
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 class RuntimeLever(Lever):
     """Models that nobody trains, computed by another runtime."""
 
-    class_ = "rounding"
+    class_: ClassVar[LeverClass] = "rounding"
     shortens: ClassVar = ("forward",)
-    check = "gradients"
+    check: ClassVar[Check] = "gradients"
     compiles = True
     packages: ClassVar[tuple[str, ...]]
     """What has to be installed, the runtime itself first."""

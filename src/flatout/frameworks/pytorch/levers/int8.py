@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.frameworks.pytorch.levers.onnxruntime import OnnxRuntime
 from flatout.frameworks.pytorch.runtime_lever import RuntimeLever
-from flatout.records.facts import Facts
 from flatout.records.ceilings import Machine
+from flatout.records.facts import Facts
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class _Int8Runtime(OnnxRuntime):
             str(prepared), str(whole), Reader(self.inputs),
             quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=saturates(),
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+            extra_options={"OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"]},  # answers must not be cut off
         )  # fmt: skip
         prepared.unlink()
         self._look_into(whole)

@@ -26,7 +26,7 @@ ENOUGH_ANSWERS = 1000
 CALLS_WITHOUT_NEW = 64
 """After so many calls one after the other with inputs that were seen before, there are no others."""
 
-LONGEST_S = 45.0
+LONGEST_S = 30.0
 """After so long there is what there is."""
 
 

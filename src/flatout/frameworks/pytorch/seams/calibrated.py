@@ -100,9 +100,7 @@ class CalibratedCall(ExportedCall):
             kept[digest] = [t.clone() for t in tensors]
             self._num_without_new = 0
         if self._num_without_new >= CALLS_WITHOUT_NEW:
-            raise NotExported(
-                f"the script calls with {len(kept)} different inputs: too few to calibrate and to judge"
-            )
+            raise NotExported(f"the script calls with {len(kept)} different inputs: too few to calibrate and to judge")
         if sum(t.nbytes for one in kept.values() for t in one) > MOST_BYTES:
             raise NotExported("its inputs are too large to be kept for calibration")
         return len(kept) >= CALIBRATION_INPUTS
