@@ -172,6 +172,7 @@ PLAN: list[Row] = [
     ("created", "string", "when: ISO 8601, UTC, to the second"),
     ("run", "string", "the run folder with the trials behind it, and the kernels that were compiled for them"),
     ("reason", "string", "why nothing is to be changed, and what was tried; empty of a plan with levers"),
+    ("infers", "boolean", "whether it is for the calls of a script that trains as well (`--infer`)"),
     ("levers", "table", "one table per lever with its settings; what is engaged is decided here alone"),
     ("machine", "table", "where it was measured: the record [`Machine`](records.md#machine), without what is unknown"),
 ]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from flatout.records.difference import Answers
 
-#: Share of answers that may change, as far as their number can tell: its upper 95 % bound (`docs/decisions/`).
+#: Share of answers that may change, as far as their number can tell: its upper 95 % bound.
 MOST_CHANGED = 0.01
 
 #: Answers from which that can be told: of fewer, none that changed still leaves more.

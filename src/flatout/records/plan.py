@@ -20,6 +20,9 @@ from flatout.records.trace import Levers, Setting
 LeverClass = Literal["exact", "rounding", "precision", "statistical", "lossy", "semantics"]
 CLASSES: tuple[LeverClass, ...] = get_args(LeverClass)
 
+DEFAULT_CLASS: LeverClass = "precision"
+"""How far levers go where nobody says more."""
+
 Outcome = Literal["faster", "slower", "no difference", "inconclusive", "screened", "disagrees", "failed", "ruled out"]
 
 
