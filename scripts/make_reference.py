@@ -77,6 +77,7 @@ _CLASSES = {
     "rounding": ("the order of float operations", "agreement", "on"),
     "precision": ("the width of floats", "agreement", "on"),
     "statistical": ("which random numbers are drawn", "`flatout prove`, over several seeds", "`--accept statistical`"),
+    "lossy": ("answers of a model that nobody trains", "share of changed answers", "`--accept lossy`"),
     "semantics": (
         "batch size, learning rate, the model",
         "`flatout prove`, and by you",

@@ -67,11 +67,12 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     make, shape = MODELS[args.model]
     net = make().eval()
-    data = torch.randn(64, args.batch, *shape)
+    num_inputs = max(64, 512 // args.batch)
+    data = torch.randn(num_inputs, args.batch, *shape)
     begun_s, num, found = time.perf_counter(), 0, torch.zeros(10, dtype=torch.long)
     with torch.no_grad():
         while time.perf_counter() - begun_s < args.seconds:
-            found += torch.bincount(net(data[num % 64]).argmax(1), minlength=10)
+            found += torch.bincount(net(data[num % num_inputs]).argmax(1), minlength=10)
             num += 1
             if num % 100 == 0:
                 print(f"{num} calls at {time.perf_counter() - begun_s:.4f} s", flush=True)

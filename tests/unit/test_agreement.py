@@ -19,7 +19,7 @@ def verdict(class_, *differences, checks=None):
     return judge([measured(*differences)], class_, names)
 
 
-@pytest.mark.parametrize("class_", ["exact", "rounding", "precision", "statistical", "semantics"])
+@pytest.mark.parametrize("class_", ["exact", "rounding", "precision", "statistical", "lossy", "semantics"])
 def test_nothing_measured_never_agrees_where_a_check_is_named(class_):
     for points in ([], [measured()], [measured(missing="one step's inputs are too large")]):
         found = judge(points, class_, ("gradients",))

@@ -75,18 +75,16 @@ class Conductor:
         """Ends of steps of the present window that are not yet in it."""
         self._catch_up_s = 0.0
         """Until this moment steps are only counted; 0 where each is looked at."""
-        self._awaiting: Callable[[], None] | None = None
+        self._awaiting: Callable[[], bool] | None = None
         self._window: OpenWindow | None = None
         self._awaited: Order | None = None
         """The window that is opened when so many steps have been skipped."""
         self._least_skip = 0
         """Where a device has a queue, 1: it was waited for, and a step that fills it again takes longer than others."""
-        self._num_windows = self._skip = 0
-        self._skips_since_s = 0.0
+        self._num_windows = self._skip = self._num_problems = 0
         self._settled_at: int | None = None
-        self._first_end_s = self._last_end_s = self._settling_since_s = 0.0
+        self._first_end_s = self._last_end_s = self._settling_since_s = self._skips_since_s = 0.0
         self._started_s = time.perf_counter()
-        self._num_problems = 0
         self._early: list[Failure] = []
         """Failures from before the first step that was seen."""
         self._pid, self._sleeping = os.getpid(), False
@@ -261,7 +259,9 @@ class Conductor:
             return
         answer, self._awaiting = self._awaiting, None
         try:
-            answer()
+            if not answer():
+                self._awaiting = answer  # it needs a further step
+                return
         except Exception as problem:  # noqa: BLE001
             self.on_failure("compare", problem)
         try:
@@ -372,11 +372,12 @@ class Conductor:
             )
         else:
             self.framework.begin_capture()
-            checks = tuple(order.purpose.split())
-            self._awaiting = lambda: self._write_numbered(
-                self.framework.compare(order.levers, checks) if order.kind == "compare" else self.framework.scale(),
-                order.number,
-            )
+            self._awaiting = lambda: self._answer(order, tuple(order.purpose.split()))
+
+    def _answer(self, order: Order, checks: tuple[str, ...]) -> bool:
+        found = self.framework.compare(order.levers, checks) if order.kind == "compare" else self.framework.scale()
+        self._write_numbered(found, order.number)
+        return found is not None or order.kind != "compare"
 
     def _finish_order(self) -> None:
         if self._order is not None:

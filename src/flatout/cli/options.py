@@ -12,6 +12,7 @@ import click
 
 from flatout.errors import ScriptError, UsageError
 from flatout.records import output_file
+from flatout.records.plan import CLASSES, DEFAULT_CLASS
 from flatout.records.ranks import GROUPED_MODES, MODES, RankConfig, sharing_ranks
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -228,10 +229,11 @@ def accept(function: F) -> F:
     """How far levers may go."""
     return click.option(
         "--accept",
-        type=click.Choice(["exact", "rounding", "precision", "statistical", "semantics"]),
-        default="precision",
+        type=click.Choice(CLASSES),
+        default=DEFAULT_CLASS,
         show_default=True,
-        help="How far levers may go: nothing changes, rounding, width of floats, other random numbers, the model.",
+        help="How far levers may go: nothing changes, rounding, width of floats, other random numbers, "
+        "answers of inference, the model.",
     )(function)
 
 

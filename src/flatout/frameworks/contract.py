@@ -188,8 +188,8 @@ class Framework(Protocol):
     def begin_capture(self) -> None:
         """Keep the model calls of the next step."""
 
-    def compare(self, levers: Levers, checks: Sequence[str]) -> Agreement:
-        """Numerics of the captured step under `levers` against plain; called from `on_update`."""
+    def compare(self, levers: Levers, checks: Sequence[str]) -> Agreement | None:
+        """Numerics of the captured step under `levers` against plain; called from `on_update`. None: a further step."""
 
     def scale(self) -> Scaling | None:
         """Time the captured calls at full and half batch; None where they cannot be halved."""

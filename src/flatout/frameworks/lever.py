@@ -22,7 +22,7 @@ from flatout.records.trace import PHASES, Levers, Setting
 Toggles = Literal["step", "epoch", "process"]
 
 #: How the numerics of a lever are judged.
-Check = Literal["gradients", "updates", "batches", "none"]
+Check = Literal["gradients", "updates", "batches", "answers", "none"]
 
 #: Words that mean something else where a lever's name could stand.
 RESERVED = ("free_data", "input", "none", "plain")
@@ -67,6 +67,8 @@ class Lever(ABC):
     """Whether engaging it for the first time takes seconds to minutes."""
     compiles_faster: ClassVar[float] = 1.0
     """How many times as fast as a compiler of kernels it is with that."""
+    warm_up_steps: ClassVar[int] = 0
+    """So many steps a trial takes under it before it measures: it has to see inputs first."""
     proves_once: ClassVar[bool] = False
     """Whether its evidence takes time of the script's and holds for as long as it is engaged: it is looked for once."""
     takes_memory: ClassVar[bool] = False

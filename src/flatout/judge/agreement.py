@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from flatout.judge import answers
 from flatout.records.difference import Difference
 from flatout.records.trace import Agreement
 
@@ -188,6 +189,9 @@ def _judge_one(found: Difference, class_: str) -> Judgement:
         return Judgement(verdict="disagrees", detail=found.fault)
     if found.check == "batches":
         return _judge_batches(found, class_)
+    if found.answers is not None:
+        verdict, detail = answers.judge(found.answers, finite=found.finite)
+        return Judgement(verdict=verdict, detail=detail)
     if not found.finite:
         return Judgement(verdict="disagrees", detail=f"NaN or infinity in the {found.check} that plain does not have")
     if not math.isfinite(found.error):
@@ -351,7 +355,7 @@ def _differing(found: Difference) -> str:
 
 
 def _summary(found: Sequence[Difference], results: Sequence[Judgement] = ()) -> str:
-    words = []
+    words = [r.detail for d, r in zip(found, results, strict=False) if d.answers is not None][:1]
     gradients = [d for d in found if d.check == "gradients"]
     if gradients:
         worst = max(gradients, key=lambda d: d.error)

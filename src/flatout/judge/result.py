@@ -22,7 +22,7 @@ from flatout.records.as_json import to_json
 from flatout.records.ceilings import Ceilings, Machine
 from flatout.records.energy import EnergySummary
 from flatout.records.facts import Facts
-from flatout.records.plan import PLAN_FILE, Plan, Trial, label
+from flatout.records.plan import DEFAULT_CLASS, PLAN_FILE, Plan, Trial, allows, label
 from flatout.records.trace import Census, Header
 
 FORMAT = 1  # 1: first version
@@ -180,6 +180,8 @@ class Result:
         """What to type to run under the plan."""
         named = self.plan_path is not None and self.plan_path != PLAN_FILE
         command = "flatout run" if self.launched is None else "flatout exec"
+        if self.plan is not None and not allows(DEFAULT_CLASS, self.plan.class_):
+            command += f" --accept {self.plan.class_}"
         return f"{command} --plan {shlex.quote(self.plan_path or '')}" if named else command
 
     @property

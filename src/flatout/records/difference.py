@@ -9,11 +9,37 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Answers to inputs of the script's that nothing was calibrated with, each of them counted once.
+
+    An answer is where the largest value of an output's last dimension stands; of an output of fewer than two
+    dimensions there is one, which has changed where the output differs by more than `LARGE_ERROR`.
+
+    Attributes:
+        num: How many were compared.
+        num_changed: Those that are others under the levers.
+        num_changed_by_rounding: Those that are others where all that goes in is moved by its last place.
+        num_inputs: Different inputs seen, those of the calibration included.
+        num_shared: Those among them that were left out because the calibration had them.
+    """
+
+    num: int
+    num_changed: int
+    num_changed_by_rounding: int
+    num_inputs: int
+    num_shared: int
+
+
+LARGE_ERROR = 0.01
+"""Relative difference from which an output that has no largest value is another answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """One quantity under a lever against the same quantity without it, on the same inputs.
 
     Attributes:
-        check: `gradients`, `outputs`, `updates` or `batches`.
+        check: `gradients`, `outputs`, `updates`, `batches` or `answers`.
         error: Norm of the difference over the norm of the baseline.
         slope: Projection of the lever's quantity on the baseline's, 1 when nothing is scaled (systematic part).
         noise: The baseline's own relative spread between batches, None where not observed.
@@ -34,6 +60,7 @@ class Difference:
         on_device: Whether models computed on a device, where numbers are rounded otherwise from kernel to kernel.
         fault: Something that is wrong whatever the error; empty where nothing.
         detail: A remark for people.
+        answers: What is judged where answers may change; None elsewhere.
     """
 
     check: str
@@ -56,3 +83,4 @@ class Difference:
     on_device: bool = False
     fault: str = ""
     detail: str = ""
+    answers: Answers | None = None

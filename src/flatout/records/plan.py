@@ -17,8 +17,11 @@ from flatout.records.ceilings import Machine
 from flatout.records.trace import Levers, Setting
 
 #: What a lever may change, from nothing to the model's function; each class includes those before it.
-LeverClass = Literal["exact", "rounding", "precision", "statistical", "semantics"]
+LeverClass = Literal["exact", "rounding", "precision", "statistical", "lossy", "semantics"]
 CLASSES: tuple[LeverClass, ...] = get_args(LeverClass)
+
+DEFAULT_CLASS: LeverClass = "precision"
+"""How far levers go where nobody says more."""
 
 Outcome = Literal["faster", "slower", "no difference", "inconclusive", "screened", "disagrees", "failed", "ruled out"]
 

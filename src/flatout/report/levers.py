@@ -18,6 +18,7 @@ _CLASS_WORDS = {
     "rounding": "the order of float operations",
     "precision": "the width of floats",
     "statistical": "which random numbers are drawn; only with `--accept statistical`",
+    "lossy": "answers of a model that nobody trains; only with `--accept lossy`",
     "semantics": "batch size, learning rate, the model; only `prove` judges them",
 }
 

@@ -100,6 +100,8 @@ class Bench:
         self._child: Child | None = None
         self._name, self._num_children = "", 0
         self._num_ends = 0
+        self._warm: set[str] = set()
+        """Levers that have had the steps that they take for themselves."""
         self._num_steps = 0
         """Steps that the child had made when it last answered."""
         self._process_levers: dict[str, Mapping[str, Setting]] = {}
@@ -132,6 +134,7 @@ class Bench:
             CandidateFailed: It failed under process levers.
         """
         self.end()
+        self._warm = set()
         self._process_levers = dict(process_levers or {})
         environment: dict[str, str] = {}
         for name, settings in self._process_levers.items():
@@ -316,6 +319,7 @@ class Bench:
             CandidateFailed: The script broke under the levers.
             Inconclusive: It always ends too early, or its plain steps could not be recorded.
         """
+        self._warm_up(levers)
         num_steps, skip = num_steps or self.size.num_steps, self.size.skip_steps if skip is None else skip
         self._make_room(num_steps + skip)
         records = self._ask(
@@ -341,6 +345,13 @@ class Bench:
 
     def _limited(self, levers: Levers, plain_s: float) -> float:
         return min(plain_s, max(self.deadline_s - time.perf_counter(), MIN_LIMIT_S)) if levers else plain_s
+
+    def _warm_up(self, levers: Levers) -> None:
+        """Steps that a lever takes for itself in each process, before anything is measured under it."""
+        new = {n for n in levers if n in self.levers and self.levers[n].warm_up_steps} - self._warm
+        self._warm |= new
+        if num_steps := max((self.levers[name].warm_up_steps for name in new), default=0):
+            self.window(levers, purpose="warm-up", skip=0, num_steps=num_steps)
 
     def agreement(self, levers: Levers, checks: tuple[str, ...]) -> Agreement:
         """Compare the levers with plain at the next step; of a process that was started again, after its warm-up."""

@@ -420,7 +420,7 @@ class Conduct:
         if not checks:
             return agreement.judge([], class_, ())
         togglable = self.costs.togglable(levers)
-        points = [self.bench.agreement(togglable, checks) for _ in range(2)]
+        points = [self.bench.agreement(togglable, checks) for _ in range(1 if "answers" in checks else 2)]
         while agreement.needs_more_points(points, agreement.judge(points, class_, checks)):
             if self.budget.left_s < 0:
                 raise CandidateFailed("more points were needed than there was time for", in_doubt=True)
@@ -472,7 +472,8 @@ class Conduct:
                 self._trial_of(levers, best.class_, measured, begun_s), remeasured=True,
                 agreement=best.agreement, agreement_detail=best.agreement_detail,
             )  # fmt: skip
-            if best.agreement != "agrees" or self.budget.left_s > self.judging_s:  # once more, later in the training
+            same = "answers" in checks_of(levers, self.levers)  # weights and inputs are what they were
+            if best.agreement != "agrees" or (not same and self.budget.left_s > self.judging_s):  # once more, later
                 trial = self._with_agreement(trial, None, begun_s)
             if not anew and self.budget.share_spent < 1:
                 self._take_apart_winner(levers)

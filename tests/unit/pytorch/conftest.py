@@ -107,10 +107,17 @@ class Watched:
     def compare(self, step, levers, *checks):
         """Order a comparison as the conductor does; the answers come in `answers`."""
 
+        def ask():
+            found = self.pytorch.compare(levers, checks or ("gradients",))
+            if found is None:  # of a further step
+                self.listener.waiting = ask
+            else:
+                self.answers.append(found)
+
         def begin():
             self.pytorch.engage({})
             self.pytorch.begin_capture()
-            self.listener.waiting = lambda: self.answers.append(self.pytorch.compare(levers, checks or ("gradients",)))
+            self.listener.waiting = ask
 
         self.at(step, begin)
 

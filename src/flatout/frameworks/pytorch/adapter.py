@@ -385,7 +385,7 @@ class PyTorch:
         if self.steps.ended_by in ("loader", "call"):  # no update shows: what waits for one is told after a backward
             self.capture.on_backward = self.steps.tell_update
 
-    def compare(self, levers: Levers, checks: Sequence[str]) -> Agreement:
+    def compare(self, levers: Levers, checks: Sequence[str]) -> Agreement | None:
         return self.numerics.compare(levers, checks)
 
     def scale(self) -> Scaling | None:

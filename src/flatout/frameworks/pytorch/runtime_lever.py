@@ -10,11 +10,12 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.frameworks.lever import Lever
+from flatout.frameworks.lever import Check, Lever
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
+from flatout.records.plan import LeverClass
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 class RuntimeLever(Lever):
     """Models that nobody trains, computed by another runtime."""
 
-    class_ = "rounding"
+    class_: ClassVar[LeverClass] = "rounding"
     shortens: ClassVar = ("forward",)
-    check = "gradients"
+    check: ClassVar[Check] = "gradients"
     compiles = True
     compiles_faster = 8.0  # a ResNet-18 in 2.4 and 4.7 s on two cores, where 60 s are expected of `torch.compile`
     packages: ClassVar[tuple[str, ...]]
@@ -56,18 +57,21 @@ class RuntimeLever(Lever):
         missing = [name for name in self.packages if not _is_installed(name)]
         return f"not installed: `pip install 'flatout[{self.extra}]'`" if missing else None
 
-    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
-        """Compute each call elsewhere once its kind of inputs has come a few times."""
+    def call(self, call: Any, folder: Path, *, at_once: bool) -> ExportedCall:
+        """What takes the place of a model's call."""
         from flatout.frameworks.pytorch.seams.exported import ExportedCall
 
+        return ExportedCall(call, self.runtime(), folder, at_once=at_once)
+
+    def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
+        """Compute each call elsewhere once its kind of inputs has come a few times."""
         folder = session.cache_folder
         if folder is None:  # a run without a plan's folder: what is made lasts as long as the process
             kept = session.kept[self.name] = tempfile.TemporaryDirectory(prefix="flatout-")
             folder = kept.name
         for call in session.calls.found:
             if self.name not in call.kept:
-                at_once = session.loaders.studies
-                call.kept[self.name] = ExportedCall(call, self.runtime(), Path(folder), at_once=at_once)
+                call.kept[self.name] = self.call(call, Path(folder), at_once=session.loaders.studies)
             call.compute = call.kept[self.name]
 
     def release(self, session: Session) -> None:

@@ -173,14 +173,14 @@ def widest_class(levers: Levers, known: Mapping[str, Lever]) -> str:
 def checks_of(levers: Levers, known: Mapping[str, Lever], *, infers: bool = False) -> tuple[str, ...]:
     """Every check that some lever names; updates too where the state is moved or fused.
 
-    Where nothing is trained outputs take the place of gradients and updates.
+    Where nothing is trained outputs take the place of gradients and updates, and answers that of outputs.
     """
     checks = {str(known[name].check) for name in levers} - {"none"}
     if any(known[name].moves_state for name in levers):
         checks |= {"gradients", "updates"}
     if infers and checks - {"batches"}:
-        checks = {"outputs"} | checks & {"batches"}
-    return tuple(c for c in ("batches", "outputs", "gradients", "updates") if c in checks)
+        checks = ({"answers"} if "answers" in checks else {"outputs"}) | checks & {"batches"}
+    return tuple(c for c in ("batches", "answers", "outputs", "gradients", "updates") if c in checks)
 
 
 def contains(levers: Levers, part: Levers) -> bool:

@@ -27,28 +27,40 @@ class Onnxruntime(RuntimeLever):
         """ONNX Runtime, with as many threads as PyTorch has."""
         import onnxruntime
 
-        return _OnnxRuntime(onnxruntime)
+        return OnnxRuntime(onnxruntime)
 
 
-class _OnnxRuntime:
+class OnnxRuntime:
+    """Converts and computes."""
+
     def __init__(self, package: Any) -> None:
         self._package = package
         self.name = f"onnxruntime-{package.__version__}"
 
     def convert(self, program: Any, path: Path) -> None:
+        """Write it as ONNX."""
         import torch
 
         exported = torch.onnx.export(program, dynamo=True, verbose=False)
         assert exported is not None  # it is not, where no file is named
         exported.save(str(path / "model.onnx"))
 
-    def load(self, path: Path) -> Run:
+    def session(self, file: Path, *, made: Path | None = None) -> Any:
+        """What computes a file; with `made` the graph that becomes of it is written there."""
         import torch
 
         options = self._package.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 4
-        session = self._package.InferenceSession(str(path / "model.onnx"), options, providers=["CPUExecutionProvider"])
+        if made is not None:
+            options.optimized_model_filepath = str(made)
+        return self._package.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+    def load(self, path: Path) -> Run:
+        """What computes what `convert` has written."""
+        import torch
+
+        session = self.session(path / "model.onnx")
         names = [one.name for one in session.get_inputs()]
 
         def run(tensors: Any) -> list[Any]:

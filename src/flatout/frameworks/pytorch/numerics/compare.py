@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -46,6 +46,9 @@ from flatout.guest.memory_errors import out_of_memory
 from flatout.records.difference import Difference
 from flatout.records.trace import Agreement, Levers, Scaling
 
+if TYPE_CHECKING:
+    from flatout.frameworks.pytorch.numerics.answers import AnswerCount
+
 T = TypeVar("T")
 
 SCALING_REPEATS = 5
@@ -60,11 +63,14 @@ class Numerics:
         self._session = session
         self._capture = capture
         self._replayer = Replayer(session.calls, session.at_step_end)
+        self._answers: AnswerCount | None = None
 
     # -- compare -------------------------------------------------------------------------------------------------
 
-    def compare(self, levers: Levers, checks: Sequence[str]) -> Agreement:
-        """Differences of each check; `missing` says why one could not be made."""
+    def compare(self, levers: Levers, checks: Sequence[str]) -> Agreement | None:
+        """Differences of each check; `missing` says why one could not be made. None: answers of a further step."""
+        if "answers" in checks and not self._has_counted(levers):
+            return None
         differences: list[Difference] = []
         missing = []
         try:
@@ -77,11 +83,24 @@ class Numerics:
         finally:
             self._capture.drop()
             self._session.engage_exactly({})
+            self._answers = None
         return Agreement(levers=levers, differences=tuple(differences), missing="; ".join(missing))
+
+    def _has_counted(self, levers: Levers) -> bool:
+        """Whether answers enough have been compared, with those of the captured step."""
+        if self._answers is None:
+            from flatout.frameworks.pytorch.numerics.answers import AnswerCount  # in trials only
+
+            self._answers = AnswerCount(self._replayer, self._session.engage_exactly, levers)
+        if not self._capture.problem:
+            self._answers.add(self._capture.present)
+        return bool(self._capture.problem) or self._answers.complete
 
     def _check(self, check: str, levers: Levers) -> list[Difference] | Difference | str:
         """One check; a sentence where it cannot be made, for want of memory as well: that is nobody's fault."""
         try:
+            if check == "answers" and self._answers is not None:
+                return self._capture.problem or self._answers.found()
             if check == "batches":
                 return compare_batches(self._session, levers)
             return self._updates(levers) if check == "updates" else self._gradients(levers)

@@ -256,8 +256,13 @@ def _beside_truth(
     )
 
 
-def shaken(calls: Sequence[CapturedCall], seed: int, least_epsilon: float = 0.0) -> list[CapturedCall]:
-    """The same calls with every number moved by about one unit in its last place."""
+Values = dict[torch.Tensor, torch.Tensor]
+
+
+def shaken(
+    calls: Sequence[CapturedCall], seed: int, least_epsilon: float = 0.0, values: Values | None = None
+) -> list[CapturedCall]:
+    """The same calls with every number moved by about one unit in its last place; `values`: parameters that were."""
     generators: dict[torch.device, torch.Generator] = {}
 
     def noise(like: torch.Tensor) -> torch.Tensor:
@@ -269,10 +274,10 @@ def shaken(calls: Sequence[CapturedCall], seed: int, least_epsilon: float = 0.0)
         wide = torch.float64 if like.dtype == torch.float64 else torch.float32
         return torch.empty(like.shape, dtype=wide, device=like.device).normal_(generator=generator)
 
-    return [_shaken(call, noise, epsilon_of(call, least_epsilon)) for call in calls]
+    return [_shaken(call, noise, epsilon_of(call, least_epsilon), values) for call in calls]
 
 
-def _shaken(call: CapturedCall, noise: Any, epsilon: float) -> CapturedCall:
+def _shaken(call: CapturedCall, noise: Any, epsilon: float, values: Values | None = None) -> CapturedCall:
     def move(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_complex():
             moved = torch.view_as_complex(move(reals(tensor.detach())).contiguous())
@@ -289,7 +294,7 @@ def _shaken(call: CapturedCall, noise: Any, epsilon: float) -> CapturedCall:
         args=map_tensors(move, call.args, objects=False),
         kwargs=map_tensors(move, call.kwargs, objects=False),
         gradients=[move(g) if g is not None else None for g in call.gradients],
-        former_values={p: move(call.former_values.get(p, p).detach()) for p in parameters},
+        former_values=values or {p: move(call.former_values.get(p, p).detach()) for p in parameters},
     )
 
 

@@ -43,7 +43,7 @@ BATCHES_APART = 1e-3
 """Relative difference up to which a call that was just exported may differ from the model's own; what is closer is
 judged in the trial. It tells a wrong export, not rounding."""
 
-PLAIN_VALUES = (type(None), bool, int, float, str, torch.dtype, torch.device)
+PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 """What may stand among inputs beside tensors; another value is another kind."""
 
 
@@ -78,6 +78,9 @@ class ExportedCall:
         at_once: Whether each kind of inputs is exported at its first call, as in trials, whose comparisons begin there.
     """
 
+    apart = BATCHES_APART
+    """Relative difference up to which a call that was just exported may differ from the model's own."""
+
     def __init__(self, call: OuterCall, runtime: Runtime, folder: Path, *, at_once: bool) -> None:
         self._call = call
         self._calls_before = 0 if at_once else CALLS_BEFORE
@@ -91,6 +94,7 @@ class ExportedCall:
         self._why = ""
         """What among the inputs cannot be told from others."""
         self.num_calls = 0
+        self.why_plain = "other shapes or types"
         self.num_plain: dict[str, int] = {}
         """Calls that the model computed, by why."""
 
@@ -100,7 +104,7 @@ class ExportedCall:
         reason = self._reason(leaves)
         exported = None if reason else self._exported(leaves, spec, args, kwargs)
         if exported is None:
-            reason = reason or self._why or "other shapes or types"
+            reason = reason or self._why or self.why_plain
             self.num_plain[reason] = self.num_plain.get(reason, 0) + 1
             return self._call.plain(*args, **kwargs)
         self.num_calls += 1
@@ -121,16 +125,16 @@ class ExportedCall:
     def _exported(
         self, leaves: Sequence[Any], spec: TreeSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _Exported | None:
-        try:
-            kind = (spec, torch.is_grad_enabled(), *map(_kind, leaves))
-            if kind in self._kinds:
-                return self._kinds[kind]
-            if len(self._kinds) >= MOST_KINDS or len(self._seen) >= MOST_SEEN:
-                return None
-            self._seen[kind] = self._seen.get(kind, 0) + 1
-        except TypeError as problem:  # a value that cannot be told from others
-            self._why = str(problem)
+        kind = self.kind_of(leaves, spec)
+        if kind is None:
+            strange = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))]
+            self._why = f"{(strange or ['a value without a hash'])[0]} among the inputs"
             return None
+        if kind in self._kinds:
+            return self._kinds[kind]
+        if len(self._kinds) >= MOST_KINDS or len(self._seen) >= MOST_SEEN:
+            return None
+        self._seen[kind] = self._seen.get(kind, 0) + 1
         if self._seen[kind] <= self._calls_before and not self._path(kind).exists():
             return None
         with self._lock:
@@ -138,6 +142,16 @@ class ExportedCall:
                 self._kinds[kind] = None
                 self._kinds[kind] = self._export(kind, args, kwargs)
         return self._kinds[kind]
+
+    @staticmethod
+    def kind_of(leaves: Sequence[Any], spec: TreeSpec) -> Any:
+        """Structure, types and shapes; None where a value cannot be told from others."""
+        try:
+            kind = (spec, torch.is_grad_enabled(), *map(_kind, leaves))
+            hash(kind)
+        except TypeError:
+            return None
+        return kind
 
     def _path(self, kind: Any) -> Path:
         return self._folder / f"{self._runtime.name}-{self._state.digest(kind)}"
@@ -159,7 +173,7 @@ class ExportedCall:
                 self._convert(path, args, kwargs)
             try:
                 exported = _Exported(self._runtime.load(path), out)
-                exported.check(tree_flatten((args, kwargs))[0])
+                exported.check(tree_flatten((args, kwargs))[0], self.apart)
             except Exception as one:  # noqa: BLE001  a file that is torn, or of weights that somebody has changed in it
                 problem = one
             else:
@@ -209,7 +223,7 @@ class _Exported:
             out[place] = tensor.requires_grad_() if wants else tensor
         return tree_unflatten(out, self._spec)
 
-    def check(self, leaves: Sequence[Any]) -> None:
+    def check(self, leaves: Sequence[Any], apart: float) -> None:
         """Whether it gives what the model gave for the same inputs.
 
         Raises:
@@ -224,7 +238,7 @@ class _Exported:
                     f"it gives {tensor.dtype} of {tuple(tensor.shape)} for {true.dtype} of {tuple(true.shape)}"
                 )
             error = (tensor.detach().double() - true.double()).norm() / true.double().norm().clamp(min=1e-30)
-            if not float(error) <= BATCHES_APART:
+            if not float(error) <= apart:
                 raise NotExported(f"its outputs differ by {float(error):.1e}")
 
 
@@ -308,7 +322,7 @@ def refuse(module: nn.Module) -> None:
 def _kind(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return (leaf.dtype, leaf.shape, leaf.device, leaf.layout)
-    if isinstance(leaf, PLAIN_VALUES):
+    if isinstance(leaf, PLAIN):
         return type(leaf), leaf
     raise TypeError(f"{type(leaf).__name__} among the inputs")
 

@@ -1,0 +1,198 @@
+"""Is a model in 8-bit integers fitted to the script's first inputs, and judged by its answers to others?"""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("onnxruntime", reason="needs onnxruntime: pip install 'flatout[onnx]'")
+pytest.importorskip("onnxscript", reason="needs onnxscript: pip install 'flatout[onnx]'")
+
+from torch import nn  # noqa: E402
+
+from flatout.frameworks.pytorch import inference  # noqa: E402
+from flatout.judge.agreement import judge  # noqa: E402
+
+LEVERS = {"int8": {"runtime": "onnxruntime"}}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(8 * 64, 5)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+class Shapes(nn.Module):
+    """Nothing that multiplies matrices."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3, 8, 8))
+
+    def forward(self, x):
+        return torch.relu(x * self.scale).flatten(1)
+
+
+@pytest.fixture(autouse=True)
+def whatever_runs_the_tests_trains(monkeypatch):
+    monkeypatch.setattr(inference, "trains", lambda main: False)
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    return torch.randn(200, 4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def begun(watch, net, folder, *, tries=True):
+    """A script that infers, whose lever keeps what it makes in a folder; in a trial or in a run."""
+    watched = watch()
+    watched.pytorch.session.cache_folder = str(folder)
+    watched.pytorch.session.loaders.studies = tries
+    called(net.eval(), torch.zeros(12, 4, 3, 8, 8))
+    return watched
+
+
+def called(net, inputs):
+    with torch.no_grad():
+        return [net(one) for one in inputs]
+
+
+def engaged(watched):
+    watched.pytorch.engage(LEVERS)
+    return watched.pytorch.calls.found[0].kept["int8"]
+
+
+def evidence(watched):
+    return watched.pytorch.evidence()[0]["int8"]
+
+
+def test_the_first_different_inputs_calibrate_it_and_later_calls_are_in_integers(watch, tmp_path, inputs):
+    net = Net()
+    watched = begun(watch, net, tmp_path)
+    true = called(net, inputs[:40])
+    call = engaged(watched)
+    found = called(net, inputs[:40])
+    assert call.num_plain == {"calibrating": 31} and call.num_calls == 9 and len(call.calibrated_with) == 32
+    assert all(torch.equal(a, b) for a, b in zip(found[:31], true[:31], strict=True))
+    errors = [float((a - b).norm() / b.norm()) for a, b in zip(found[31:], true[31:], strict=True)]
+    assert 0 < max(errors) < 0.1
+    assert "2 of 2 operators in int8" in evidence(watched) and "MB on disk for the model's" in evidence(watched)
+
+
+def test_answers_are_counted_over_steps_without_the_inputs_that_calibrated_it(watch, tmp_path, inputs):
+    net = Net()
+    watched = begun(watch, net, tmp_path)
+    engaged(watched)
+    called(net, inputs[:40])
+    watched.compare(watched.listener.num_steps + 1, LEVERS, "answers")
+    called(net, [*inputs[:120], *inputs[:120]])
+    answers = watched.difference("answers").answers
+    assert (answers.num, answers.num_inputs, answers.num_shared) == (4 * (120 - 32), 120, 32)
+    assert 0 <= answers.num_changed < 30 and answers.num_changed_by_rounding == 0
+
+
+def test_numbers_that_are_not_those_of_the_model_disagree(watch, tmp_path, inputs, monkeypatch):
+    net = Net()
+    watched = begun(watch, net, tmp_path)
+    call = engaged(watched)
+    called(net, inputs[:40])
+    (exported,) = call._kinds.values()
+    honest = exported._run
+    monkeypatch.setattr(exported, "_run", lambda tensors: [one.flip(-1) for one in honest(tensors)])
+    watched.compare(watched.listener.num_steps + 1, LEVERS, "answers")
+    called(net, [*inputs[:120], *inputs[:120]])
+    found = judge(watched.answers, "lossy", ("answers",))
+    assert found.verdict == "disagrees" and "of 352 answers differ (at most" in found.detail
+
+
+def test_no_number_where_the_model_has_one_disagrees(watch, tmp_path, inputs, monkeypatch):
+    net = Net()
+    watched = begun(watch, net, tmp_path)
+    call = engaged(watched)
+    called(net, inputs[:40])
+    (exported,) = call._kinds.values()
+    honest = exported._run
+    monkeypatch.setattr(exported, "_run", lambda tensors: [one * float("nan") for one in honest(tensors)])
+    watched.compare(watched.listener.num_steps + 1, LEVERS, "answers")
+    called(net, [*inputs[:120], *inputs[:120]])
+    found = judge(watched.answers, "lossy", ("answers",))
+    assert found.verdict == "disagrees" and "NaN" in found.detail
+
+
+def test_too_few_different_inputs_are_refused_by_name(watch, tmp_path, inputs):
+    watch.may_fail = True
+    net = Net()
+    watched = begun(watch, net, tmp_path)
+    engaged(watched)
+    called(net, [inputs[n % 20] for n in range(100)])
+    ((_, problem), *_) = watched.listener.failures
+    assert str(problem) == "the script calls with 20 different inputs: too few to calibrate and to judge"
+    assert not watched.pytorch.engaged()
+
+
+def test_inputs_without_a_number_calibrate_nothing(watch, tmp_path, inputs):
+    watch.may_fail = True
+    net = Net()
+    watched = begun(watch, net, tmp_path)
+    engaged(watched)
+    called(net, inputs[:100] * float("nan"))
+    ((_, problem), *_) = watched.listener.failures
+    assert str(problem).startswith("the script calls with 0 different inputs")
+
+
+def test_too_few_other_inputs_judge_nothing(watch, tmp_path, inputs):
+    net = Net()
+    watched = begun(watch, net, tmp_path)
+    engaged(watched)
+    called(net, inputs[:40])
+    watched.compare(watched.listener.num_steps + 1, LEVERS, "answers")
+    called(net, [inputs[n % 40] for n in range(200)])
+    found = judge(watched.answers, "lossy", ("answers",))
+    assert found.verdict == "inconclusive" and "40 different inputs: too few to calibrate and to judge" in found.detail
+
+
+def test_a_model_of_which_nothing_can_be_quantized_is_refused_by_name(watch, tmp_path, inputs):
+    watch.may_fail = True
+    net = Shapes()
+    watched = begun(watch, net, tmp_path)
+    engaged(watched)
+    called(net, inputs[:40])
+    ((_, problem), *_) = watched.listener.failures
+    assert "quantizes none of it" in str(problem)
+    assert not watched.pytorch.engaged()
+
+
+def test_a_run_loads_what_a_trial_made_and_calibrates_nothing(watch, tmp_path, inputs):
+    net = Net()
+    watched = begun(watch, net, tmp_path)
+    engaged(watched)
+    made = called(net, inputs[:40])[-1]
+    watched.pytorch.detach()
+    watched = begun(watch, net, tmp_path, tries=False)
+    call = engaged(watched)
+    found = called(net, inputs[:40])
+    assert call.num_calls == 40 and not call.num_plain and torch.equal(found[-1], made)
+
+
+def test_a_torn_artifact_is_calibrated_anew_by_a_trial_and_left_alone_by_a_run(watch, tmp_path, inputs):
+    net = Net()
+    watched = begun(watch, net, tmp_path)
+    engaged(watched)
+    called(net, inputs[:40])
+    watched.pytorch.detach()
+    (file,) = tmp_path.rglob("model.onnx")
+    whole = bytearray(file.read_bytes())
+    whole[len(whole) // 2] ^= 1  # it still loads, and nobody has judged it
+    file.write_bytes(whole)
+    watched = begun(watch, net, tmp_path, tries=False)
+    call = engaged(watched)
+    true = called(net, inputs[:40])
+    assert not call.num_calls and call.num_plain == {"its artifact is torn": 40}
+    watched.pytorch.detach()
+    watched = begun(watch, net, tmp_path)
+    call = engaged(watched)
+    called(net, inputs[:40])
+    assert call.num_calls == 9 and call.num_plain == {"calibrating": 31}
+    assert len(true) == 40
