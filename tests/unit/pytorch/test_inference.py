@@ -1,5 +1,8 @@
 """Is a script that trains nothing found by its calls, and are its answers the same under levers?"""
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -264,6 +267,27 @@ def test_nobody_is_told_of_a_conversion(watch, monkeypatch):
     under("openvino", watched, net)
     answers(net, 3)
     assert watched.pytorch.evidence()[0]["openvino"] and not told
+
+
+def test_onnxruntime_is_loaded_without_its_reports_and_not_at_all_where_something_is_trained(watch, tmp_path):
+    pytest.importorskip("onnxruntime")
+    asked = """
+import os
+from flatout.frameworks.pytorch.levers import registry
+registry()["onnxruntime"].runtime()
+held = [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")]
+print([one for one in held if "onnxruntime.db" in one], "ORT_DISABLE_TELEMETRY" in os.environ)
+"""
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "[] False\n" and not list(tmp_path.rglob("*.db"))
+    watched, net = watch({"onnxruntime": {}}), Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(8):
+        net(torch.randn(2, 3, 8, 8)).sum().backward()
+        optimizer.step()
+    watched.pytorch.engage({"onnxruntime": {}, "inference_mode": {}})
+    assert not watched.pytorch.engaged() and "trains" in watched.pytorch.session.unavailable["onnxruntime"]
 
 
 def test_each_kind_of_inputs_is_exported_for_itself_and_few_of_them(watch, runtime):

@@ -5,9 +5,11 @@ In: a session, a `Runtime`. Out: `OuterCall.compute` set, and taken back.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,6 +23,24 @@ from flatout.records.trace import Setting
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.seams.exported import ExportedCall, Runtime
     from flatout.frameworks.pytorch.session import Session
+
+
+TRAINS = "the script trains: another runtime has no gradients"
+
+
+@contextlib.contextmanager
+def telling_nobody() -> Iterator[None]:
+    """Runtimes that report to their makers, as they are loaded or when they convert, do not within this."""
+    former = {name: os.environ.get(name) for name in ("CI", "ORT_DISABLE_TELEMETRY")}
+    os.environ.update({"CI": "true", "ORT_DISABLE_TELEMETRY": "1"})
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 class RuntimeLever(Lever):
@@ -43,7 +63,7 @@ class RuntimeLever(Lever):
     def applies(self, facts: Facts, machine: Machine) -> str | None:
         """Calls of models that compute on a CPU, as the script wrote them."""
         if not facts.infers:
-            return "the script trains: another runtime has no gradients"
+            return TRAINS
         if facts.device != "cpu":
             return "it computes on a CPU"
         if any(model.compiled for model in facts.models):
@@ -65,6 +85,10 @@ class RuntimeLever(Lever):
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Compute each call elsewhere once its kind of inputs has come a few times."""
+        from flatout.frameworks.pytorch.session import Unavailable
+
+        if not session.calls.infers:
+            raise Unavailable(TRAINS)
         folder = session.cache_folder
         if folder is None:  # a run without a plan's folder: what is made lasts as long as the process
             kept = session.kept[self.name] = tempfile.TemporaryDirectory(prefix="flatout-")

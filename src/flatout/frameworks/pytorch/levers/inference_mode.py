@@ -38,7 +38,10 @@ class InferenceMode(Lever):
         import torch
 
         from flatout.frameworks.pytorch.seams.trees import map_tensors
+        from flatout.frameworks.pytorch.session import Unavailable
 
+        if not session.calls.infers:
+            raise Unavailable("the script trains")
         seen: list[int] = [0]
         session.kept[self.name] = seen
 

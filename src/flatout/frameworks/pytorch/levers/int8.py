@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.frameworks.pytorch.levers.onnxruntime import OnnxRuntime
-from flatout.frameworks.pytorch.runtime_lever import RuntimeLever
+from flatout.frameworks.pytorch.runtime_lever import RuntimeLever, telling_nobody
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
 from flatout.records.trace import Setting
@@ -46,7 +46,15 @@ class Int8(RuntimeLever):
     parameter = "runtime"
     choices: ClassVar = ("onnxruntime",)
     optional = True
-    conflicts: ClassVar = ("compile", "bf16", "channels_last", "fused_attention", "onnxruntime", "openvino")
+    conflicts: ClassVar = (
+        "compile",
+        "bf16",
+        "channels_last",
+        "fused_attention",
+        "inference_mode",
+        "onnxruntime",
+        "openvino",
+    )
     packages: ClassVar = ("onnxruntime", "onnx", "onnxscript")
     extra = "onnx"
 
@@ -62,7 +70,8 @@ class Int8(RuntimeLever):
 
     def runtime(self) -> _Int8Runtime:
         """ONNX Runtime, with as many threads as PyTorch has."""
-        import onnxruntime
+        with telling_nobody():
+            import onnxruntime
 
         return _Int8Runtime(onnxruntime)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.frameworks.pytorch.runtime_lever import RuntimeLever
+from flatout.frameworks.pytorch.runtime_lever import RuntimeLever, telling_nobody
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.seams.exported import Run, Runtime
@@ -25,7 +25,8 @@ class Onnxruntime(RuntimeLever):
 
     def runtime(self) -> Runtime:
         """ONNX Runtime, with as many threads as PyTorch has."""
-        import onnxruntime
+        with telling_nobody():
+            import onnxruntime
 
         return OnnxRuntime(onnxruntime)
 

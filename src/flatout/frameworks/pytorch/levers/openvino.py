@@ -6,14 +6,11 @@ of its own, for one that is shared gives wrong answers; outputs are copied, for 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatout.frameworks.pytorch.runtime_lever import RuntimeLever
+from flatout.frameworks.pytorch.runtime_lever import RuntimeLever, telling_nobody
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.seams.exported import Run, Runtime
@@ -30,23 +27,10 @@ class Openvino(RuntimeLever):
 
     def runtime(self) -> Runtime:
         """OpenVINO, with as many threads as PyTorch has."""
-        import openvino
+        with telling_nobody():
+            import openvino
 
         return _OpenVino(openvino)
-
-
-@contextlib.contextmanager
-def _telling_nobody() -> Iterator[None]:
-    """A conversion reports to its makers unless it finds itself in continuous integration."""
-    former = os.environ.get("CI")
-    os.environ["CI"] = "true"
-    try:
-        yield
-    finally:
-        if former is None:
-            del os.environ["CI"]
-        else:
-            os.environ["CI"] = former
 
 
 class _OpenVino:
@@ -55,7 +39,7 @@ class _OpenVino:
         self.name = f"openvino-{package.__version__.partition('-')[0]}"
 
     def convert(self, program: Any, path: Path) -> None:
-        with _telling_nobody():
+        with telling_nobody():
             model = self._package.convert_model(program)
         self._package.save_model(model, str(path / "model.xml"), compress_to_fp16=False)
 
