@@ -121,7 +121,7 @@ class Inference:
                 self._note(call)
                 return
             self._took_s += took_s
-            if self.rhythm.update(self._framework.calls.place(call)):
+            if self.rhythm.update(id(call)):
                 took_s, self._took_s = self._took_s, 0.0
                 self._framework.end_of_call(took_s)
         except Exception as problem:  # noqa: BLE001
@@ -139,8 +139,7 @@ class Inference:
             return
         self._look_no_longer()
         self._framework.infer()
-        places = [self._framework.calls.place(one) for one in order]
-        self._num_untold = sum(map(self.rhythm.update, places))  # how they come in turn shows already
+        self._num_untold = sum(self.rhythm.update(id(one)) for one in order)  # how they come in turn shows already
 
 
 def trains(main: Any) -> bool:

@@ -10,7 +10,8 @@ import os
 import tempfile
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -74,7 +75,7 @@ class RuntimeLever(Lever):
 
     def lacks(self, machine: Machine) -> str | None:
         """The runtime."""
-        missing = [name for name in self.packages if not _is_installed(name)]
+        missing = [name for name in self.packages if find_spec(name) is None]
         return f"not installed: `pip install 'flatout[{self.extra}]'`" if missing else None
 
     def call(self, call: Any, folder: Path, *, at_once: bool) -> ExportedCall:
@@ -124,11 +125,3 @@ class RuntimeLever(Lever):
         for reason, num in (item for one in self._exported(session) for item in one.num_plain.items()):
             found[reason] = found.get(reason, 0) + num
         return found
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True

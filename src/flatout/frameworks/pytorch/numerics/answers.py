@@ -15,16 +15,14 @@ import torch
 from flatout.frameworks.pytorch.numerics.capture import CapturedCall
 from flatout.frameworks.pytorch.numerics.replay import Replayed, Replayer
 from flatout.frameworks.pytorch.numerics.rounding import Values, shaken
-from flatout.frameworks.pytorch.seams.calibrated import CalibratedCall, digest_of
+from flatout.frameworks.pytorch.seams.calibrated import CALLS_WITHOUT_NEW, CalibratedCall
 from flatout.frameworks.pytorch.seams.outer_call import OuterCall
+from flatout.frameworks.pytorch.seams.trees import digest as hash_of
 from flatout.records.difference import LARGE_ERROR, Answers, Difference
 from flatout.records.trace import Levers
 
 ENOUGH_ANSWERS = 1000
 """So many are compared where there are so many inputs; the number must not depend on how they turn out."""
-
-CALLS_WITHOUT_NEW = 64
-"""After so many calls one after the other with inputs that were seen before, there are no others."""
 
 LONGEST_S = 30.0
 """After so long there is what there is."""
@@ -58,7 +56,7 @@ class AnswerCount:
     def add(self, calls: Sequence[CapturedCall]) -> None:
         """Compare one step's."""
         for one in calls:
-            digest = digest_of(one.args, one.kwargs)
+            digest = hash_of((one.args, one.kwargs))
             self._num_without_new += 1
             if digest in self._seen:
                 continue

@@ -19,6 +19,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 
 from flatout.frameworks.pytorch.seams.exported import ExportedCall, NotExported, Run, _Exported
 from flatout.frameworks.pytorch.seams.outer_call import OuterCall
+from flatout.frameworks.pytorch.seams.trees import digest as hash_of
 
 CALIBRATION_INPUTS = 32
 """Different inputs that it is fitted to, each of them one call's."""
@@ -94,7 +95,7 @@ class CalibratedCall(ExportedCall):
         """
         kept = self._kept.setdefault(kind, {})
         tensors = [leaf.detach() for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
-        digest = digest_of(args, kwargs)
+        digest = hash_of((args, kwargs))
         self._num_without_new += 1
         if digest not in kept and all(bool(torch.isfinite(t).all()) for t in tensors if t.is_floating_point()):
             kept[digest] = [t.clone() for t in tensors]
@@ -142,18 +143,6 @@ class CalibratedCall(ExportedCall):
         elif self._may_fit:
             shutil.rmtree(path, ignore_errors=True)
         return whole
-
-
-def digest_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """A hash of a call's inputs, by their bytes."""
-    found = hashlib.blake2b(digest_size=12)
-    for leaf in tree_flatten((args, kwargs))[0]:
-        if isinstance(leaf, torch.Tensor):
-            found.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
-            found.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        else:
-            found.update(repr(leaf).encode())
-    return found.hexdigest()
 
 
 def _file_digest(path: Path) -> str:

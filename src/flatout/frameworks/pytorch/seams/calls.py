@@ -129,10 +129,6 @@ class Calls:
         self.on_answer, self.infers = None, False
         self._drop([call for call in self.seams if not call.trained])
 
-    def place(self, call: OuterCall) -> int:
-        """Which of the seams it is."""
-        return next((number for number, one in enumerate(self.seams) if one is call), -1)
-
     def settle(self) -> bool:
         """After a step: replace modules that were not called by their children; True once none is left."""
         if self.divide is None and not self.infers:

@@ -13,7 +13,6 @@ import hashlib
 import inspect
 import logging
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Lock
@@ -25,6 +24,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from flatout.frameworks.pytorch.seams.outer_call import OuterCall
 from flatout.frameworks.pytorch.seams.script_code import is_the_scripts
+from flatout.frameworks.pytorch.seams.unseen_warnings import unseen_warnings
 
 Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 """Tensors that go in, in their order; those that come out, each in memory of its own."""
@@ -337,8 +337,7 @@ def silent() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with unseen_warnings():
             yield
     finally:
         logging.disable(disabled)
