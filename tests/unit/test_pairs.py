@@ -150,6 +150,14 @@ def test_a_window_of_a_smaller_batch_is_no_match_for_any():
     assert window((0.5, 1.0), smaller_batches=1, new_epochs=1).counts, "windows of whole epochs all have one"
 
 
+def test_steps_that_differ_only_in_how_often_they_call_the_model_are_compared_for_equal_work(tmp_path):
+    one = bench.Bench(Script(path="train.py"), tmp_path, {}, Terms())
+    one.usual_calls = 20.0
+    episodes = [window((0.01 * a, 0.01 * b), num_calls=(a, b)) for a, b in ((10, 20), (40, 40), (5, 30))]
+    one._note(episodes)
+    assert [w.training_step_s for _, w in one.windows] == pytest.approx([0.2] * 3)
+
+
 def test_a_plain_window_that_came_out_too_short_makes_the_next_ones_longer(tmp_path):
     one = bench.Bench(Script(path="train.py"), tmp_path, {}, Terms())
     one.size = size_for(0.2, None)

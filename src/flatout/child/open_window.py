@@ -95,6 +95,7 @@ class OpenWindow:
             peak_memory_bytes=found.get("peak_memory_bytes"),
             new_epochs=found.get("new_epochs", 0),
             smaller_batches=found.get("smaller_batches", 0),
+            num_calls=tuple(found.get("num_calls", ())),
             order=self.order.number,
             **(self.gpus.since(self._began_unix_s) if self.gpus is not None else {}),
         )

@@ -105,6 +105,8 @@ class Window:
         start_s: Start on the trace's clock, seconds since the framework was imported.
         new_epochs: Passes over a loader that feeds the training which began within the window.
         smaller_batches: Batches of such a loader within it that are the last of a pass, and smaller than the others.
+        num_calls: Calls of trained models in each step; empty where each step makes one.
+        work: Calls of a mean step over those of a usual one, where it is known that time goes with them.
     """
 
     index: int
@@ -127,6 +129,8 @@ class Window:
     peak_memory_bytes: int | None = None
     new_epochs: int = 0
     smaller_batches: int = 0
+    num_calls: tuple[int, ...] = ()
+    work: float = 1.0
     order: int = -1
 
     @property
@@ -164,8 +168,8 @@ class Window:
 
     @property
     def training_step_s(self) -> float:
-        """Mean seconds of a training step, or NaN in an empty window."""
-        return self.training_s / len(self.step_s) if self.step_s else float("nan")
+        """Mean seconds of a training step of usual work, or NaN in an empty window."""
+        return self.training_s / len(self.step_s) / self.work if self.step_s else float("nan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

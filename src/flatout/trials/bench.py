@@ -21,6 +21,7 @@ from flatout.child.orders import SessionSpec
 from flatout.errors import Inconclusive, ScriptError, cannot_write
 from flatout.frameworks.contract import Settings
 from flatout.frameworks.lever import Lever
+from flatout.judge.uneven_steps import usual_calls
 from flatout.machine import foreign_cpu
 from flatout.records.facts import Facts
 from flatout.records.plan import Candidate
@@ -110,6 +111,8 @@ class Bench:
         """What passes with a step, evaluation and checkpoints included."""
         self._training_guess_s = self.step_guess_s
         """Without them."""
+        self.usual_calls: float | None = None
+        """Calls of a usual step, where steps differ in time because they differ in calls."""
         self.lots = random.Random(0)
         """Draws which side of a pair goes first; the same in every run, and unrelated to what the machine does."""
         self.noise = 0.0
@@ -250,9 +253,15 @@ class Bench:
             elif isinstance(record, Facts):
                 self.facts = record
             elif isinstance(record, Window):
-                self.windows.append((self._name, record))
+                self.windows.append((self._name, self._at_usual_work(record)))
             elif isinstance(record, Ready):
                 self._num_steps = record.num_steps
+
+    def _at_usual_work(self, window: Window) -> Window:
+        """The window, with how much its steps had to do where that tells how long they took."""
+        if self.usual_calls is None or not window.num_calls:
+            return window
+        return replace(window, work=math.fsum(window.num_calls) / window.num_steps / self.usual_calls)
 
     # -- orders --------------------------------------------------------------------------------------------------
 
@@ -328,7 +337,8 @@ class Bench:
             kind="window", purpose=purpose, observe=observe, num_steps=num_steps, skip_steps=skip,
             limit_s=FAR_TOO_LONG * max(num_steps * self._training_guess_s, WINDOW_S),
         )  # fmt: skip
-        found = next((r for r in reversed(records) if isinstance(r, Window)), None)
+        has_window = any(isinstance(r, Window) for r in records)
+        found = self.windows[-1][1] if has_window else None
         if found is None and not levers:
             raise cannot_record(self.script, "its steps", records)
         if found is None:
@@ -391,7 +401,12 @@ class Bench:
         if min(rest, affordable) > 0:
             self.size = replace(self.size, num_steps=min(rest, affordable))
             first = self.window({}, purpose="warm-up")
-        self._resize(first.training_step_s)
+        self.usual_calls = usual_calls([window for _, window in self.windows])
+        if self.usual_calls is not None:
+            self.warnings[
+                f"steps differ in how often they call the model: times are those of {self.usual_calls:.0f} calls"
+            ] = None
+        self._resize(self._at_usual_work(first).training_step_s)
 
     def guess(self, training_step_s: float) -> None:
         """Expect a training step to take so long, and what lies between steps as long as in all windows so far."""

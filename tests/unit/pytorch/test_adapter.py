@@ -467,6 +467,25 @@ def test_a_window_tells_its_losses_memory_and_epochs(watch):
     assert window["peak_memory_bytes"] > 10_000_000
 
 
+def test_a_window_tells_how_often_each_step_called_the_model_and_not_where_it_was_once(watch):
+    def told(*calls):
+        watched, model = watch(trial=True), mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for number, num in enumerate((1, 1, 1, 1, *calls)):
+            if number == 4:
+                watched.pytorch.start_window()
+            sum(model(torch.ones(2, 4)).sum() for _ in range(num)).backward()
+            with torch.no_grad():
+                model(torch.ones(2, 4))
+            optimizer.step()
+        window = watched.pytorch.end_window()
+        watched.pytorch.detach()
+        return window["num_calls"]
+
+    assert told(3, 1, 5) == (3, 1, 5)
+    assert told(1, 1, 1) == ()
+
+
 def test_the_stamps_of_a_window_and_the_parts_of_its_steps_are_one_account(watch, workload):
     watched, script = watch(), workload("conv")
     script.train(8)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,8 @@ class PyTorch:
         self._passes_before = self._smaller_before = 0
         self._calls_s: list[float] = []
         """Seconds that models took in each step of the window, where nothing is trained."""
+        self._num_calls: list[int] = []
+        """Of a trial's window, calls of trained models so far: as it began, and at the end of each step."""
 
     # -- attach --------------------------------------------------------------------------------------------------
 
@@ -239,6 +242,8 @@ class PyTorch:
 
     def _told_of_step(self, step: Step) -> None:
         self.loaders.num_steps += 1
+        if self._is_trial:
+            self._num_calls.append(self.calls.num_training_calls)
         if self.capture.active:
             self.capture.at_boundary()
         if not self._settled:
@@ -345,6 +350,7 @@ class PyTorch:
         self._compilations_before = num_compilations()
         self._passes_before, self._smaller_before = self.loaders.num_passes, self.loaders.num_smaller
         self._calls_s.clear()
+        self._num_calls = [self.calls.num_training_calls]
         if self._is_trial:
             reset_peak(self.calls.where)
         if self.observer.depth == "reads":
@@ -370,6 +376,7 @@ class PyTorch:
             **({"device_phases": {}} if device_steps is None else _told(device_steps, deep=self.observer.is_deep)),
             "losses": [float(loss) for loss in self.observer.losses],
             "call_s": tuple(self._calls_s),
+            "num_calls": _steps_of(self._num_calls),
             "recompilations": num_compilations() - self._compilations_before,
             "peak_memory_bytes": peak_bytes(self.calls.where),
             "new_epochs": self.loaders.num_passes - self._passes_before,
@@ -408,6 +415,16 @@ class PyTorch:
     def counterfactual(self, name: str, engaged: bool) -> None:
         if name == "free_data":
             self.loaders.replay(engaged)
+
+
+def _steps_of(totals: Sequence[int]) -> tuple[int, ...]:
+    """What was added in each step; empty where it was one each time.
+
+    >>> _steps_of([3, 5, 6]), _steps_of([3, 4, 5])
+    ((2, 1), ())
+    """
+    added = tuple(after - before for before, after in pairwise(totals))
+    return added if any(num != 1 for num in added) else ()
 
 
 def _told(steps: Sequence[Mapping[str, float]], *, deep: bool) -> dict[str, Any]:

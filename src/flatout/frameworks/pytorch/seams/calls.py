@@ -90,6 +90,11 @@ class Calls:
         """What training calls: the models that are trained, and those of each step that are not; or all that infer."""
         return [call for call in self.seams if call.trained or call.in_each_step or self.infers]
 
+    @property
+    def num_training_calls(self) -> int:
+        """Of models that are trained, so far."""
+        return sum(call.num_training_calls for call in self.seams if call.trained)
+
     def look_for(self, parameters: Collection[torch.Tensor]) -> None:
         """Find the outermost modules that own these parameters, and those that own none; install their seam."""
         wanted = {id(p) for p in parameters}
