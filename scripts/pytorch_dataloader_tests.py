@@ -257,7 +257,7 @@ def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path, help="a copy of PyTorch's `test/test_dataloader.py`")
-    parser.add_argument("--only", action="append", default=[], help=f"of {', '.join(CONFIGURATIONS)}")
+    parser.add_argument("--only", action="append", default=[], choices=[*CONFIGURATIONS], help="a configuration")
     parser.add_argument("--levers", action="append", default=[], help="a further configuration, in JSON")
     parser.add_argument("--json", type=Path, help="a file for all outcomes")
     parser.add_argument("--without", action="append", default=[], help="a test that is left out, `Class.test_name`")

@@ -60,6 +60,13 @@ def test_the_chosen_backend_computes_training_calls_and_no_others(watch):
     assert backends_of(model(torch.randn(3, 6, 16))) == ("flash",)
 
 
+def test_probabilities_at_the_end_of_a_model_are_no_attention():
+    x, by_hand = torch.randn(3, 6, 16), Net(by_hand=True)
+    assert backends_of(by_hand(x)) == ("by hand",)
+    assert backends_of(by_hand(x).softmax(-1)) == ("by hand",)
+    assert backends_of(Net()(x).softmax(-1)) == ("flash",)
+
+
 def test_a_backend_that_cannot_is_reported_as_no_effect(watch):
     watched, model = watch(), Net(dropout=0.1)
     train(model, 8)

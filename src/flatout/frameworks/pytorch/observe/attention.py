@@ -13,7 +13,8 @@ import torch
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 BY_HAND = "by hand"
-"""A softmax that the script itself takes, which in a model's graph is that of attention, mostly."""
+"""A softmax that the script itself takes, which within a model's graph is that of attention, mostly; at its end it makes
+probabilities."""
 
 NODES = {
     "ScaledDotProductFlashAttentionForCpuBackward0": "flash",
@@ -34,10 +35,11 @@ _FLAGS = {"flash": "flash_sdp", "efficient": "mem_efficient_sdp", "cudnn": "cudn
 def backends_of(out: Any) -> tuple[str, ...]:
     """Backends and `BY_HAND` in the graph behind these outputs, in alphabetical order."""
     waiting = [tensor.grad_fn for tensor in tensors_of(out, unique=False) if tensor.grad_fn is not None]
-    seen, found = set(waiting), set()
+    last, seen, found = set(waiting), set(waiting), set()
     while waiting and len(seen) < MOST_NODES:
         node = waiting.pop()
-        found.add(NODES.get(node.name()))
+        name = NODES.get(node.name())
+        found.add(None if name == BY_HAND and node in last else name)
         for other, _ in node.next_functions:
             if other is not None and other not in seen:
                 seen.add(other)
