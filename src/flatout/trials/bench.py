@@ -99,8 +99,7 @@ class Bench:
         self.longest_run_steps: int | None = None
         self.start_s: float | None = None
         self._child: Child | None = None
-        self._name, self._num_children = "", 0
-        self._num_ends = 0
+        self._name, self._num_children, self._num_ends = "", 0, 0
         self._warm: set[str] = set()
         """Levers that have had the steps that they take for themselves."""
         self._num_steps = 0
@@ -109,8 +108,7 @@ class Bench:
         self._scratch: Path | None = None
         self.step_guess_s = 0.5
         """What passes with a step, evaluation and checkpoints included."""
-        self._training_guess_s = self.step_guess_s
-        """Without them."""
+        self._training_guess_s = self.step_guess_s  # without them
         self.usual_calls: float | None = None
         """Calls of a usual step, where steps differ in time because they differ in calls."""
         self.lots = random.Random(0)

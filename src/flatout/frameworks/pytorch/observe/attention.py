@@ -13,8 +13,8 @@ import torch
 from flatout.frameworks.pytorch.seams.trees import tensors_of
 
 BY_HAND = "by hand"
-"""A softmax that the script itself takes, which within a model's graph is that of attention, mostly; at its end it makes
-probabilities."""
+"""A softmax that the script itself takes, which within a model's graph is that of attention, mostly; at its end it
+makes probabilities."""
 
 NODES = {
     "ScaledDotProductFlashAttentionForCpuBackward0": "flash",
