@@ -16,7 +16,7 @@ from flatout.records.as_json import from_json, to_json
 from flatout.records.ranks import RankConfig
 from flatout.records.trace import Setting
 
-Kind = Literal["window", "compare", "census", "scaling"]
+Kind = Literal["window", "compare", "census", "scaling", "export"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Order:
     Attributes:
         number: Counts orders of one child from 0; the answers carry it.
         kind: `window` measures steps; `compare` judges numerics; `census` counts a step's operations; `scaling`
-            replays calls at half the batch.
+            replays calls at half the batch; `export` writes files of the models, for the runtime in `purpose`.
         purpose: Noted with the window.
         levers: What to engage first; everything else is released.
         observe: `off`, `ends`, `phases`, `stacks`, `reads` or `profile`.
@@ -45,6 +45,10 @@ class Order:
     limit_s: float = 3600.0
     skip_steps: int = 1
     reason: str = ""
+
+
+EXPORTED = "exported"
+"""Beside the trace: where files of models are written."""
 
 
 def settling_steps(step_s: float) -> int:
