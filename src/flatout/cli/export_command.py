@@ -12,7 +12,7 @@ import click
 from flatout.cli import options
 
 if TYPE_CHECKING:
-    from flatout.records.exported_models import ExportedModel, ModelExport
+    from flatout.records.exported_models import ExportedModel, ExportedTensor, ModelExport
 
 
 @click.command("export", cls=options.ScriptCommand, context_settings=options.SCRIPT_SETTINGS)
@@ -67,16 +67,13 @@ def _lines(found: ModelExport) -> list[str]:
 def _of_model(model: ExportedModel) -> list[str]:
     if model.refused:
         return [f"{model.name}: not exported: {model.refused}"]
-    shapes = ", ".join(
-        f"{one.dtype} [{', '.join(['batch' if one.has_batch else str(n) for n in one.shape[:1]] + [str(n) for n in one.shape[1:]])}]"
-        for one in model.inputs
-    )
+    inputs = [f"{one.dtype} [{', '.join(_shape(one, model))}]" for one in model.inputs]
     batch = "any number of rows"
     if not model.batch_is_free:
         batch = f"rows as seen ({model.batch}) only: {model.why_fixed}"
-    lines = [f"{model.name}: {shapes}; {batch}", f"  {model.verdict}: {model.detail}"]
+    lines = [f"{model.name}: {', '.join(inputs)}; {batch}", f"  {model.verdict}: {model.detail}"]
     for one in model.checks:
-        which = "inputs" if one.is_new else "inputs that it was exported with"
+        which = "new inputs" if one.is_new else "inputs that it was exported with"
         lines.append(
             f"  batch {one.batch}: {one.num_answers - one.num_others} of {one.num_answers} answers equal, outputs "
             f"{one.difference.error:.1e} apart, {which}"
@@ -84,3 +81,8 @@ def _of_model(model: ExportedModel) -> list[str]:
     if model.num_other_kinds:
         lines.append(f"  {model.num_other_kinds} calls seen had other types or shapes: these files are not for them")
     return lines
+
+
+def _shape(tensor: ExportedTensor, model: ExportedModel) -> list[str]:
+    free = model.batch_is_free and tensor.has_batch
+    return ["batch" if free and not place else str(size) for place, size in enumerate(tensor.shape)]

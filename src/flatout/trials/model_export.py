@@ -22,8 +22,8 @@ from flatout.judge import agreement
 from flatout.records.as_json import to_json
 from flatout.records.exported_models import ExportedModel, ModelExport
 from flatout.records.trace import Agreement
-from flatout.run import isolation
 from flatout.run import folder as run_folders
+from flatout.run import isolation
 from flatout.run.script import Script, check_source
 from flatout.trials.bench import Bench, opened
 from flatout.trials.terms import Show, Terms
@@ -145,7 +145,7 @@ def _judged(model: ExportedModel, folder: Path) -> ExportedModel:
     """The model with a verdict by its worst check, and hashes of its files."""
     points = [Agreement(levers={}, differences=(one.difference,)) for one in model.checks]
     judged = agreement.judge(points, "rounding", ("outputs",))
-    verdict, detail = judged.verdict, judged.detail
+    verdict, detail = judged.verdict, judged.detail or "the same bits"
     if verdict == "agrees" and not all(one.is_new for one in model.checks):
         verdict, detail = "inconclusive", "the script has no other inputs than those that it was exported with"
     files = sorted(path for path in folder.iterdir() if path.is_file())

@@ -8,6 +8,7 @@ others, and batches of other sizes put together from their rows, to check. In: c
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -44,6 +45,9 @@ ENOUGH_STEPS = 16
 
 ENOUGH_INPUTS = 6
 """Different inputs of a model: two to export, the others to check."""
+
+_OPERATOR = re.compile(r"(?:\bop='|for operations: )(\w+\.\w+)")
+"""As ONNX's exporter and OpenVINO name the one that they do not know."""
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -113,13 +117,13 @@ class _Export:
         Raises:
             NotExported: It cannot be.
         """
-        why, checks = "no input has rows" if self._batch is None else "", ()
-        free = self._batch is not None
+        why = "" if self._batch else "no input has rows"
         try:
-            checks = self._attempt(free=True) if free else ()
+            checks = self._attempt(free=not why)
         except NotExported as problem:
-            why, free = str(problem), False
-        if not free:
+            if why:
+                raise
+            why = str(problem)
             checks = self._attempt(free=False)
         samples = self._inputs[-1]
         outputs = self._computed(samples)
@@ -132,7 +136,7 @@ class _Export:
             inputs=_told(samples, self._has_batch),
             outputs=_told(outputs, [self._batch is not None and t.shape[:1] == (self._batch,) for t in outputs]),
             batch=self._batch,
-            batch_is_free=free,
+            batch_is_free=not why,
             why_fixed=why,
             num_other_kinds=self._num_other_kinds,
             checks=checks,
@@ -280,17 +284,33 @@ def _refuse(captured: CapturedCall) -> None:
         raise NotExported("the model computes in bfloat16, which NumPy does not have")
 
 
-def _why(problem: Exception, program: Any = None) -> str:
+def _why(problem: BaseException, program: Any = None) -> str:
     """What an exporter or a runtime says, and, of an operator, in which module it stands."""
-    text = f"{problem} {problem.__cause__ or ''}"
-    for node in program.graph.nodes if program is not None else ():
-        operator = str(node.target)
-        if node.op == "call_function" and (operator in text or operator.removesuffix(".default") in text):
-            places = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
-            place = (places or [""])[-1].removeprefix("module").removeprefix(".")
-            return f"the operator `{operator}`{f' of `{place}`' if place else ''} cannot be exported"
-    line = next((one.strip() for one in str(problem).splitlines() if one.strip()), "")
+    while problem.__cause__ is not None:
+        problem = problem.__cause__
+    text = str(problem)
+    if operator := _OPERATOR.search(text):
+        return f"the operator `{operator[1]}`{_place(operator[1], program)} cannot be exported"
+    if "Constraints violated" in text:
+        return "`torch.export` finds the number of rows built in"
+    if "data-dependent" in text:
+        return "which way the model goes depends on values"
+    line = next((one.strip() for one in text.splitlines() if one.strip()), "")
     return f"{type(problem).__name__}: {line[:200]}"
+
+
+def _place(operator: str, program: torch.export.ExportedProgram | None) -> str:
+    """In which module an operator stands, perhaps only once others are taken apart into it."""
+    if program is None:
+        return ""
+    with silent():
+        graphs = program.graph, program.run_decompositions().graph
+    for node in (node for graph in graphs for node in graph.nodes):
+        if str(node.target).startswith(operator):
+            paths = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+            if place := (paths or [""])[-1].removeprefix("module").removeprefix("."):
+                return f" of `{place}`"
+    return ""
 
 
 def _told(tensors: Tensors, has_batch: Sequence[bool]) -> tuple[ExportedTensor, ...]:

@@ -217,6 +217,7 @@ class ExportedKind:
             self._leaves[place] = None
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
+        """The call's outputs."""
         out = list(self._leaves)
         tensors = self._run([leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)])
         for place, tensor, wants in zip(self._places, tensors, self._wants, strict=True):
