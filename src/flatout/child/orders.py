@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from flatout.frameworks.contract import Settings
+from flatout.frameworks.contract import Framework, Settings
 from flatout.records.as_json import from_json, to_json
 from flatout.records.ranks import RankConfig
 from flatout.records.trace import Setting
@@ -115,6 +116,15 @@ class SessionSpec:
     keep_environment: bool = False
     nudge: bool = False
     takes_apart: bool = False
+
+
+def answer(order: Order, framework: Framework, trace: Path) -> Any:
+    """What a framework answers to an order that calls were captured for; None: not yet, or nothing."""
+    if order.kind == "compare":
+        return framework.compare(order.levers, tuple(order.purpose.split()))
+    if order.kind == "export":
+        return framework.export(order.purpose, trace.with_name(EXPORTED))
+    return framework.scale()
 
 
 def encode(order: Order) -> str:
