@@ -246,6 +246,9 @@ class Toy:
         half = batch[: len(batch) // 2]
         return Scaling(full_s=tuple(took_s(batch) for _ in range(5)), half_s=tuple(took_s(half) for _ in range(5)))
 
+    def export(self, to, folder):
+        """Nothing is exported: it trains."""
+
     def begin_census(self):
         """Count from here."""
         self._census_from = self.num_steps

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from flatout.judge.proof import Proof
     from flatout.judge.result import Result
     from flatout.records.ceilings import Ceilings
+    from flatout.records.exported_models import ModelExport
     from flatout.records.trace import Levers
     from flatout.run.controller import Learner
     from flatout.trials.levers import describe_levers
@@ -114,6 +115,34 @@ def prove(script: str | Script, arguments: Sequence[str] = (), *, request: Any =
     from flatout.trials.terms import Show
 
     return prove.proved(_script(script, arguments), request or prove.ProveRequest(), show or Show())
+
+
+def export_models(
+    script: str | Script,
+    arguments: Sequence[str] = (),
+    *,
+    to: str,
+    folder: Path,
+    terms: Terms | None = None,
+    show: Show | None = None,
+) -> ModelExport:
+    """The models that a script calls as files of another runtime, each checked against the model itself.
+
+    Args:
+        script: Path of the script, or a `Script`.
+        arguments: The script's own arguments.
+        to: `onnx`, `openvino` or `torchscript`.
+        folder: Where the files go; it must be new or empty.
+        terms: How the script may be run; the defaults of `flatout export` without it.
+        show: Who is told of progress.
+
+    Raises:
+        FlatoutError: See `flatout.errors`.
+    """
+    from flatout.trials import model_export
+    from flatout.trials.terms import Show, Terms
+
+    return model_export.exported(_script(script, arguments), to, folder, terms or Terms(), show or Show())
 
 
 def machine(*, refresh: bool = False) -> Ceilings:

@@ -11,6 +11,7 @@ import pytest
 
 from flatout.errors import RecordError
 from flatout.records import trace_file
+from flatout.records.exported_models import ExportedModel, ModelExport
 from flatout.records.host_reads import HostRead, HostReads
 from flatout.records.profile import Span, profile_of
 from flatout.records.stacks import StackRow, Stacks
@@ -41,6 +42,7 @@ EACH = (
                               self_s=1e-6, counted=True),),
     ),
     Scaling(full_s=(0.2,), half_s=(0.1,)),
+    ModelExport(runtime="onnx", models=(ExportedModel(name="Net", batch=4, batch_is_free=True),)),
     Stacks(rows=(StackRow(phase="data", kind="decode", place="a.py:1 in f", wall_s=0.1, waiting_s=0.0, num_samples=3),),
            num_steps=2, wall_s=0.2, num_samples=3, levers={"workers": {"num": 0}}),
     HostReads(rows=(HostRead(file="/a/\udcff.py", line=3, read="item", on_device=True, num=2, waited_s=0.1),),

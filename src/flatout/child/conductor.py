@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from flatout import __version__
 from flatout.child.first_trainer import claim
 from flatout.child.open_window import OpenWindow
-from flatout.child.orders import Order, SessionSpec, decode
+from flatout.child.orders import Order, SessionSpec, answer, decode
 from flatout.child.pipe import OrderPipe
 from flatout.child.problems import failure
 from flatout.frameworks.contract import Framework, NotReleased, Step
@@ -372,12 +372,12 @@ class Conductor:
             )
         else:
             self.framework.begin_capture()
-            self._awaiting = lambda: self._answer(order, tuple(order.purpose.split()))
+            self._awaiting = lambda: self._answer(order)
 
-    def _answer(self, order: Order, checks: tuple[str, ...]) -> bool:
-        found = self.framework.compare(order.levers, checks) if order.kind == "compare" else self.framework.scale()
+    def _answer(self, order: Order) -> bool:
+        found = answer(order, self.framework, Path(self.spec.trace))
         self._write_numbered(found, order.number)
-        return found is not None or order.kind != "compare"
+        return found is not None or order.kind == "scaling"
 
     def _finish_order(self) -> None:
         if self._order is not None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from flatout.frameworks.contract import Settings
+from flatout.frameworks.contract import Framework, Settings
 from flatout.records.as_json import from_json, to_json
 from flatout.records.ranks import RankConfig
 from flatout.records.trace import Setting
 
-Kind = Literal["window", "compare", "census", "scaling"]
+Kind = Literal["window", "compare", "census", "scaling", "export"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Order:
     Attributes:
         number: Counts orders of one child from 0; the answers carry it.
         kind: `window` measures steps; `compare` judges numerics; `census` counts a step's operations; `scaling`
-            replays calls at half the batch.
+            replays calls at half the batch; `export` writes files of the models, for the runtime in `purpose`.
         purpose: Noted with the window.
         levers: What to engage first; everything else is released.
         observe: `off`, `ends`, `phases`, `stacks`, `reads` or `profile`.
@@ -45,6 +46,10 @@ class Order:
     limit_s: float = 3600.0
     skip_steps: int = 1
     reason: str = ""
+
+
+EXPORTED = "exported"
+"""Beside the trace: where files of models are written."""
 
 
 def settling_steps(step_s: float) -> int:
@@ -111,6 +116,15 @@ class SessionSpec:
     keep_environment: bool = False
     nudge: bool = False
     takes_apart: bool = False
+
+
+def answer(order: Order, framework: Framework, trace: Path) -> Any:
+    """What a framework answers to an order that calls were captured for; None: not yet, or nothing."""
+    if order.kind == "compare":
+        return framework.compare(order.levers, tuple(order.purpose.split()))
+    if order.kind == "export":
+        return framework.export(order.purpose, trace.with_name(EXPORTED))
+    return framework.scale()
 
 
 def encode(order: Order) -> str:

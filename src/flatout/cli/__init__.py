@@ -19,6 +19,7 @@ COMMANDS = {
     "run": "run a script under its plan",
     "why": "only measure and diagnose",
     "prove": "whole runs over several seeds: same final metric, time saved",
+    "export": "the models that a script calls, as files of another runtime, checked",
     "machine": "this machine and its measured ceilings",
     "levers": "every lever: what it changes, and whether it applies here",
     "report": "a former result again: terminal, HTML, JSON",

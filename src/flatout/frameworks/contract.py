@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from flatout.frameworks.lever import Lever
 from flatout.machine.installed import Package
 from flatout.records.difference import Difference
+from flatout.records.exported_models import ModelExport
 from flatout.records.facts import Facts
 from flatout.records.ranks import RankConfig, RankPlace
 from flatout.records.trace import Agreement, Census, Levers, Scaling, Toggle
@@ -57,6 +58,7 @@ class FrameworkSpec:
         is_followed: Whether somebody follows the steps of this process already.
         trained_apart: What a run has trained against the plain one's: states after the last step of the plain run, of
             a plain run that was nudged, of the run in question, and the plain one's after its first step.
+        exports: Runtimes that models can be exported to, and why one cannot be here; empty where it can.
         losses_apart: The same of the losses of the last steps: plain, nudged, in question.
     """
 
@@ -67,6 +69,7 @@ class FrameworkSpec:
     make: Callable[[Settings], Framework]
     is_followed: Callable[[], bool]
     trained_apart: Callable[[Path, Path, Path, Path], tuple[Difference, ...]]
+    exports: Callable[[], dict[str, str]]
     losses_apart: Callable[[Sequence[float], Sequence[float], Sequence[float]], tuple[Difference, ...]]
 
 
@@ -193,6 +196,9 @@ class Framework(Protocol):
 
     def scale(self) -> Scaling | None:
         """Time the captured calls at full and half batch; None where they cannot be halved."""
+
+    def export(self, to: str, folder: Path) -> ModelExport | None:
+        """Write files of the captured models for another runtime. None: the calls of a further step are needed."""
 
     def begin_census(self) -> None:
         """Count the operations from here to `end_census`."""

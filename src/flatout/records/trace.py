@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flatout.records.difference import Difference
+from flatout.records.exported_models import ModelExport
 from flatout.records.facts import Facts
 from flatout.records.host_reads import HostReads
 from flatout.records.profile import Profile
@@ -321,6 +322,7 @@ Record = (
     | Window
     | Census
     | Scaling
+    | ModelExport
     | Stacks
     | HostReads
     | Profile

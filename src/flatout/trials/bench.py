@@ -23,6 +23,7 @@ from flatout.frameworks.contract import Settings
 from flatout.frameworks.lever import Lever
 from flatout.judge.uneven_steps import usual_calls
 from flatout.machine import foreign_cpu
+from flatout.records.exported_models import ModelExport
 from flatout.records.facts import Facts
 from flatout.records.plan import Candidate
 from flatout.records.trace import (
@@ -67,6 +68,7 @@ MAX_RESTARTS = 200
 MANY_ENDS = 3
 """After so many runs that were over it is said that they are short."""
 COMPILE_LIMIT_S = 240.0
+EXPORT_LIMIT_S = 900.0
 TOO_LONG = 4
 """What compiles for so many times as long as it is expected to take is given up."""
 
@@ -382,6 +384,11 @@ class Bench:
     def scaling(self) -> Scaling | None:
         """Replay one step's calls at half the batch."""
         return self._told(Scaling, {}, kind="scaling")
+
+    def exported(self, to: str) -> ModelExport | None:
+        """Have files of the models written for another runtime, in `EXPORTED` within the run folder."""
+        records = self._ask({}, EXPORT_LIMIT_S, kind="export", purpose=to)
+        return next((r for r in reversed(records) if isinstance(r, ModelExport)), None)
 
     def _told(self, wanted: type[R], levers: Levers, **what: Any) -> R | None:
         records = self._ask(levers, self._limit_s(levers, 60.0 + 100 * self.step_guess_s), **what)

@@ -31,5 +31,6 @@ KIND = FrameworkSpec(
     make=_of("adapter", "PyTorch"),
     is_followed=_of("steps", "followed"),
     trained_apart=_of("numerics.trained", "differences"),
+    exports=_of("export_formats", "exports"),
     losses_apart=_of("numerics.trained", "of_losses"),
 )

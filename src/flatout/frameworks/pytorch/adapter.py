@@ -33,8 +33,12 @@ from flatout.records.facts import Facts
 from flatout.records.trace import OUTSIDE, Agreement, Census, Levers, Scaling, Toggle
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flatout.frameworks.pytorch.export_model import ModelExporter
     from flatout.frameworks.pytorch.observe.census import OperationCounter
     from flatout.frameworks.pytorch.parallel.ranks import Ranks
+    from flatout.records.exported_models import ModelExport
     from flatout.records.ranks import RankConfig, RankPlace
 
 FEWEST_SETTLING_STEPS = 4
@@ -74,6 +78,7 @@ class PyTorch:
         """Whether models are called, and loaders gone through, without us where no lever needs us."""
         self.ranks: Ranks | None = None
         self._census: OperationCounter | None = None
+        self._exporter: ModelExporter | None = None
         self._compilations_before = 0
         self._passes_before = self._smaller_before = 0
         self._calls_s: list[float] = []
@@ -397,6 +402,18 @@ class PyTorch:
 
     def scale(self) -> Scaling | None:
         return self.numerics.scale()
+
+    def export(self, to: str, folder: Path) -> ModelExport | None:
+        from flatout.frameworks.pytorch.export_model import ModelExporter  # one command's trials alone ask for it
+
+        self._exporter = self._exporter or ModelExporter(self.calls, to, folder)
+        if not self.capture.problem and not self._exporter.add(self.capture.present):
+            return None
+        self.capture.drop()
+        try:
+            return self._exporter.export()
+        finally:
+            self._exporter = None
 
     def begin_census(self) -> None:
         self._follow()

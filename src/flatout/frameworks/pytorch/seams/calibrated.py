@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from flatout.frameworks.pytorch.seams.exported import ExportedCall, NotExported, Run, _Exported
+from flatout.frameworks.pytorch.seams.exported import ExportedCall, ExportedKind, NotExported, Run
 from flatout.frameworks.pytorch.seams.outer_call import OuterCall
 from flatout.frameworks.pytorch.seams.trees import digest as hash_of
 
@@ -71,7 +71,7 @@ class CalibratedCall(ExportedCall):
 
     def _exported(
         self, leaves: Sequence[Any], spec: TreeSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> _Exported | None:
+    ) -> ExportedKind | None:
         kind = self.kind_of(leaves, spec)
         if kind is None:
             return None

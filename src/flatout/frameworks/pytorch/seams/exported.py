@@ -86,7 +86,7 @@ class ExportedCall:
         self._calls_before = 0 if at_once else CALLS_BEFORE
         self._runtime = runtime
         self._folder = folder
-        self._kinds: dict[Any, _Exported | None] = {}
+        self._kinds: dict[Any, ExportedKind | None] = {}
         """By kind of inputs; None where it is not to be exported for them."""
         self._seen: dict[Any, int] = {}
         self._state = _State(call.module)
@@ -124,7 +124,7 @@ class ExportedCall:
 
     def _exported(
         self, leaves: Sequence[Any], spec: TreeSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> _Exported | None:
+    ) -> ExportedKind | None:
         kind = self.kind_of(leaves, spec)
         if kind is None:
             strange = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))]
@@ -156,7 +156,7 @@ class ExportedCall:
     def _path(self, kind: Any) -> Path:
         return self._folder / f"{self._runtime.name}-{self._state.digest(kind)}"
 
-    def _export(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Exported:
+    def _export(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedKind:
         """The call for one kind of inputs, from a file where an earlier process has left one.
 
         Raises:
@@ -172,7 +172,7 @@ class ExportedCall:
                 shutil.rmtree(path, ignore_errors=True)
                 self._convert(path, args, kwargs)
             try:
-                exported = _Exported(self._runtime.load(path), out)
+                exported = ExportedKind(self._runtime.load(path), out)
                 exported.check(tree_flatten((args, kwargs))[0], self.apart)
             except Exception as one:  # noqa: BLE001  a file that is torn, or of weights that somebody has changed in it
                 problem = one
@@ -199,7 +199,7 @@ class ExportedCall:
         unfinished.rename(path)
 
 
-class _Exported:
+class ExportedKind:
     """One kind of inputs: what computes it, and what its outputs are put into."""
 
     def __init__(self, run: Run, out: Any) -> None:
@@ -217,6 +217,7 @@ class _Exported:
             self._leaves[place] = None
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
+        """The call's outputs."""
         out = list(self._leaves)
         tensors = self._run([leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)])
         for place, tensor, wants in zip(self._places, tensors, self._wants, strict=True):
