@@ -36,6 +36,7 @@ NOT_HERE = {
     "checkpointing": "neither script has three blocks that are alike",
     "ranks": "one rank is one process; what more of them do is compared in `tests/ranks`",
     "bf16_gradients": "it is for ranks",
+    **{name: "both scripts train" for name in ("inference_mode", "onnxruntime", "openvino", "int8")},
     "no_debug": "neither script has a switch for debugging on",
     "attention": "the backend that a GPU has a choice of",
     "fused_attention": "neither script writes attention by hand",

@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,28 @@ LOADERS = {
 }
 
 
+class Shuffled(torch.utils.data.IterDataPipe):
+    """A pipe shuffled by PyTorch's own, whose seed it draws in each pass, also where workers are kept."""
+
+    def __init__(self):
+        from torch.utils.data.datapipes.iter import IterableWrapper
+
+        self.rows = IterableWrapper(range(23)).shuffle(buffer_size=9).sharding_filter()
+
+    def __iter__(self):
+        yield from self.rows
+
+
+def piped(num_workers, keeps):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return DataLoader(Shuffled(), batch_size=4, shuffle=True, num_workers=num_workers, persistent_workers=keeps)
+
+
+LOADERS["a pipe"] = lambda: piped(0, False)
+LOADERS["a pipe with persistent workers"] = lambda: piped(1, True)
+
+
 def served(make):
     """The loader with a worker, where it has none."""
 
@@ -201,7 +224,9 @@ def test_workers_of_ours_give_the_same_batches_and_random_streams_over_several_e
     loaders.change(WORKERS)
     changed = epochs(make, loaders, num=3)
     agree(plain, changed)
-    assert bool(loaders.num_changed) == (name not in ("with a generator", "iterable", "of a kind of its own"))
+    assert bool(loaders.num_changed) == (
+        name not in ("with a generator", "iterable", "of a kind of its own", "a pipe", "a pipe with persistent workers")
+    )
 
 
 def test_a_loader_that_equals_others_is_left_to_itself(loaders):

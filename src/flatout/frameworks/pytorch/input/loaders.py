@@ -24,6 +24,7 @@ from flatout.frameworks.pytorch.input.shuffles import draw_seed, drawing_elsewhe
 from flatout.frameworks.pytorch.input.worker_settings import (
     IN_PROCESS,
     WORKER_ATTRIBUTES,
+    is_pipe,
     keeps_workers,
     needs_workers,
     usable,
@@ -336,7 +337,7 @@ class Loaders:
     def _settings_for(self, loader: DataLoader[Any]) -> Mapping[str, Any]:
         """What may be changed about this loader; empty where nothing."""
         settings = usable(self.settings, loader)
-        if not settings or not self.may_open(loader):
+        if not settings or not self.may_open(loader) or is_pipe(loader):
             return {}
         if settings.get(IN_PROCESS) and self.parts.fused.why_not(loader, for_workers=True) is None:
             return settings
@@ -374,7 +375,7 @@ class Loaders:
             yield False
 
     def _remember(self, loader: DataLoader[Any], iterator: Any) -> None:
-        if keeps_workers(loader):
+        if keeps_workers(loader) and not is_pipe(loader):
             self._seeds[loader] = iterator._base_seed
 
     def refuse(self, loader: DataLoader[Any], stage: str, problem: BaseException) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 
 WORKER_ATTRIBUTES = (
     "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout", "worker_init_fn"
@@ -39,6 +39,11 @@ def start_method(loader: DataLoader[Any] | None = None) -> str:
 def keeps_workers(loader: DataLoader[Any]) -> bool:
     """Whether the script has workers that stay from one pass to the next."""
     return bool(loader.persistent_workers and loader.num_workers)
+
+
+def is_pipe(loader: DataLoader[Any]) -> bool:
+    """Whether its dataset is a pipe, for which PyTorch draws a seed in each pass, workers kept or not: left to it."""
+    return isinstance(loader.dataset, IterDataPipe | MapDataPipe)
 
 
 def usable(settings: Mapping[str, Any], loader: Any) -> dict[str, Any]:

@@ -168,11 +168,13 @@ class OuterCall:
             return self.plain(*args, **kwargs)
         if get_ident() != owner.thread:
             return self._recomputed(args, kwargs)
-        if owner.on_answer is None:
-            return self._outermost(args, kwargs)
-        begun_s = perf_counter()
-        out = self._outermost(args, kwargs)
-        if not self.module.training:
+        begun_s = perf_counter() if owner.on_answer is not None else None
+        try:
+            out = self._outermost(args, kwargs)
+        except BaseException as problem:
+            hide_ours(problem)
+            raise
+        if begun_s is not None and owner.on_answer is not None and not self.module.training:
             owner.on_answer(self, perf_counter() - begun_s)
         return out
 
@@ -197,9 +199,6 @@ class OuterCall:
             if owner.evaluate is not None:
                 return owner.evaluate(self, args, kwargs)
             return self.plain(*args, **kwargs)
-        except BaseException as problem:
-            hide_ours(problem)
-            raise
         finally:
             owner.inside = False
             if observer is not None:
