@@ -3,7 +3,6 @@
 import gc
 import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,21 +44,6 @@ def seed(number):
     torch.manual_seed(number)
     random.seed(number)
     np.random.seed(number)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem):
-    """Python dies where a tracing function raises a signal in a process that has both other runtimes loaded: not found
-    yet why. What interrupts fetches so is run in a process of its own there."""
-    loaded = {"onnxruntime", "openvino"} & {*sys.modules}
-    if pyfuncitem.path.name != "test_interrupted_fetches.py" or not loaded:
-        return None
-    name = f"{pyfuncitem.path}::{pyfuncitem.name}"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-m", "slow or not slow", name]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:]
-    return True
 
 
 # -- an attached framework -----------------------------------------------------------------------------------------

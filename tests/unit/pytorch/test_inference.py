@@ -269,6 +269,28 @@ def test_nobody_is_told_of_a_conversion(watch, monkeypatch):
     assert watched.pytorch.evidence()[0]["openvino"] and not told
 
 
+def test_signals_reach_the_script_though_two_models_of_openvino_have_gone_in_the_order_in_which_they_came(tmp_path):
+    pytest.importorskip("openvino")
+    asked = f"""
+import gc, signal, torch
+from pathlib import Path
+from flatout.frameworks.pytorch.levers import registry
+runtime, here = registry()["openvino"].runtime(), Path({str(tmp_path)!r})
+runtime.convert(torch.export.export(torch.nn.Linear(4, 4), (torch.ones(1, 4),)), here)
+first, second = runtime.load(here), runtime.load(here)
+del first
+gc.collect()
+del second
+gc.collect()
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+
+
 def test_onnxruntime_is_loaded_without_its_reports_and_not_at_all_where_something_is_trained(watch, tmp_path):
     pytest.importorskip("onnxruntime")
     asked = """

@@ -2,11 +2,17 @@
 
 float32 is asked for, because OpenVINO chooses bfloat16 by itself where the processor has it. Each thread has a request
 of its own, for one that is shared gives wrong answers; outputs are copied, for the next call writes where they were.
+Compiling a model has this thread handle signals on a stack that belongs to the model. Where two models go in the order
+in which they came, a stack that is gone is left behind, and the next signal (Ctrl-C) would end Python with a
+segmentation fault: so the thread gets its former stack back at once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -51,7 +57,8 @@ class _OpenVino:
             "INFERENCE_PRECISION_HINT": "f32",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         }
-        model = self._package.Core().compile_model(str(path / "model.xml"), "CPU", settings)
+        with own_signal_stack():
+            model = self._package.Core().compile_model(str(path / "model.xml"), "CPU", settings)
         outputs, own = list(model.outputs), threading.local()
 
         def run(tensors: Any) -> list[Any]:
@@ -61,3 +68,18 @@ class _OpenVino:
             return [torch.from_numpy(found[one]) for one in outputs]
 
         return run
+
+
+class _SignalStack(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+@contextlib.contextmanager
+def own_signal_stack() -> Iterator[None]:
+    """Behind this the thread's signals are handled on the stack on which they were before (`sigaltstack(2)`)."""
+    stack, set_stack = _SignalStack(), ctypes.CDLL(None).sigaltstack
+    set_stack(None, ctypes.byref(stack))
+    try:
+        yield
+    finally:
+        set_stack(ctypes.byref(stack), None)
