@@ -155,7 +155,8 @@ def test_steps_that_differ_only_in_how_often_they_call_the_model_are_compared_fo
     one.usual_calls = 20.0
     episodes = [window((0.01 * a, 0.01 * b), num_calls=(a, b)) for a, b in ((10, 20), (40, 40), (5, 30))]
     one._note(episodes)
-    assert [w.training_step_s for _, w in one.windows] == pytest.approx([0.2] * 3)
+    one._note([window((0.01,) * 4)])  # each step makes one call
+    assert [w.training_step_s for _, w in one.windows] == pytest.approx([0.2] * 4)
 
 
 def test_a_plain_window_that_came_out_too_short_makes_the_next_ones_longer(tmp_path):

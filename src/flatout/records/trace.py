@@ -106,7 +106,7 @@ class Window:
         start_s: Start on the trace's clock, seconds since the framework was imported.
         new_epochs: Passes over a loader that feeds the training which began within the window.
         smaller_batches: Batches of such a loader within it that are the last of a pass, and smaller than the others.
-        num_calls: Calls of trained models in each step; empty where each step makes one.
+        num_calls: Calls of trained models in each step; empty where each step makes one, or nothing is trained.
         work: Calls of a mean step over those of a usual one, where it is known that time goes with them.
     """
 

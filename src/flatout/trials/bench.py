@@ -259,9 +259,10 @@ class Bench:
 
     def _at_usual_work(self, window: Window) -> Window:
         """The window, with how much its steps had to do where that tells how long they took."""
-        if self.usual_calls is None or not window.num_calls:
+        if self.usual_calls is None or not window.num_steps:
             return window
-        return replace(window, work=math.fsum(window.num_calls) / window.num_steps / self.usual_calls)
+        num = math.fsum(window.num_calls) or window.num_steps  # empty where each step makes one
+        return replace(window, work=num / window.num_steps / self.usual_calls)
 
     # -- orders --------------------------------------------------------------------------------------------------
 
@@ -337,8 +338,7 @@ class Bench:
             kind="window", purpose=purpose, observe=observe, num_steps=num_steps, skip_steps=skip,
             limit_s=FAR_TOO_LONG * max(num_steps * self._training_guess_s, WINDOW_S),
         )  # fmt: skip
-        has_window = any(isinstance(r, Window) for r in records)
-        found = self.windows[-1][1] if has_window else None
+        found = self.windows[-1][1] if any(isinstance(r, Window) for r in records) else None
         if found is None and not levers:
             raise cannot_record(self.script, "its steps", records)
         if found is None:

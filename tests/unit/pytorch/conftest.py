@@ -147,6 +147,12 @@ def watch(monkeypatch):
                 raise AssertionError(f"failed in `{stage}`") from problem
 
 
+@pytest.fixture
+def whatever_runs_the_tests_trains(monkeypatch):
+    """What runs the tests has the word `backward` in it, and is no script that trains."""
+    monkeypatch.setattr("flatout.frameworks.pytorch.inference.trains", lambda main: False)
+
+
 # -- small training scripts ----------------------------------------------------------------------------------------
 
 

@@ -9,15 +9,12 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from flatout.frameworks.pytorch import export_model, inference  # noqa: E402
+from flatout.frameworks.pytorch import export_model  # noqa: E402
 from flatout.frameworks.pytorch.export_formats import FORMATS, exports  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("whatever_runs_the_tests_trains")
+
 RUNTIMES = [name for name, lacks in exports().items() if not lacks]
-
-
-@pytest.fixture(autouse=True)
-def whatever_runs_the_tests_trains(monkeypatch):
-    monkeypatch.setattr(inference, "trains", lambda main: False)
 
 
 def net():

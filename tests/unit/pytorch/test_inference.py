@@ -11,23 +11,11 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from answering import Net  # noqa: E402
 from flatout.frameworks.pytorch import inference  # noqa: E402
 from flatout.judge.agreement import judge  # noqa: E402
 
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
-        self.head = nn.Linear(8 * 64, 5)
-
-    def forward(self, x):
-        return self.head(self.body(x))
-
-
-@pytest.fixture(autouse=True)
-def whatever_runs_the_tests_trains(monkeypatch):
-    monkeypatch.setattr(inference, "trains", lambda main: False)
+pytestmark = pytest.mark.usefixtures("whatever_runs_the_tests_trains")
 
 
 def answers(net, num, *, batch=2, seed=0):

@@ -8,20 +8,12 @@ pytest.importorskip("onnxscript", reason="needs onnxscript: pip install 'flatout
 
 from torch import nn  # noqa: E402
 
-from flatout.frameworks.pytorch import inference  # noqa: E402
+from answering import Net  # noqa: E402
 from flatout.judge.agreement import judge  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("whatever_runs_the_tests_trains")
+
 LEVERS = {"int8": {"runtime": "onnxruntime"}}
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
-        self.head = nn.Linear(8 * 64, 5)
-
-    def forward(self, x):
-        return self.head(self.body(x))
 
 
 class Shapes(nn.Module):
@@ -33,11 +25,6 @@ class Shapes(nn.Module):
 
     def forward(self, x):
         return torch.relu(x * self.scale).flatten(1)
-
-
-@pytest.fixture(autouse=True)
-def whatever_runs_the_tests_trains(monkeypatch):
-    monkeypatch.setattr(inference, "trains", lambda main: False)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +44,16 @@ def begun(watch, net, folder, *, tries=True):
 def called(net, inputs):
     with torch.no_grad():
         return [net(one) for one in inputs]
+
+
+def refused(watch, net, folder, inputs):
+    """What was said first of a model that is not computed in integers, and what is engaged then."""
+    watch.may_fail = True
+    watched = begun(watch, net, folder)
+    engaged(watched)
+    called(net, inputs)
+    ((_, problem), *_) = watched.listener.failures
+    return str(problem), watched.pytorch.engaged()
 
 
 def engaged(watched):
@@ -122,24 +119,14 @@ def test_no_number_where_the_model_has_one_disagrees(watch, tmp_path, inputs, mo
 
 
 def test_too_few_different_inputs_are_refused_by_name(watch, tmp_path, inputs):
-    watch.may_fail = True
-    net = Net()
-    watched = begun(watch, net, tmp_path)
-    engaged(watched)
-    called(net, [inputs[n % 20] for n in range(100)])
-    ((_, problem), *_) = watched.listener.failures
-    assert str(problem) == "the script calls with 20 different inputs: too few to calibrate and to judge"
-    assert not watched.pytorch.engaged()
+    problem, still_engaged = refused(watch, Net(), tmp_path, [inputs[n % 20] for n in range(100)])
+    assert problem == "the script calls with 20 different inputs: too few to calibrate and to judge"
+    assert not still_engaged
 
 
 def test_inputs_without_a_number_calibrate_nothing(watch, tmp_path, inputs):
-    watch.may_fail = True
-    net = Net()
-    watched = begun(watch, net, tmp_path)
-    engaged(watched)
-    called(net, inputs[:100] * float("nan"))
-    ((_, problem), *_) = watched.listener.failures
-    assert str(problem).startswith("the script calls with 0 different inputs")
+    problem, _ = refused(watch, Net(), tmp_path, inputs[:100] * float("nan"))
+    assert problem.startswith("the script calls with 0 different inputs")
 
 
 def test_too_few_other_inputs_judge_nothing(watch, tmp_path, inputs):
@@ -154,14 +141,9 @@ def test_too_few_other_inputs_judge_nothing(watch, tmp_path, inputs):
 
 
 def test_a_model_of_which_nothing_can_be_quantized_is_refused_by_name(watch, tmp_path, inputs):
-    watch.may_fail = True
-    net = Shapes()
-    watched = begun(watch, net, tmp_path)
-    engaged(watched)
-    called(net, inputs[:40])
-    ((_, problem), *_) = watched.listener.failures
-    assert "quantizes none of it" in str(problem)
-    assert not watched.pytorch.engaged()
+    problem, still_engaged = refused(watch, Shapes(), tmp_path, inputs[:40])
+    assert "quantizes none of it" in problem
+    assert not still_engaged
 
 
 def test_a_run_loads_what_a_trial_made_and_calibrates_nothing(watch, tmp_path, inputs):

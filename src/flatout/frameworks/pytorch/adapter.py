@@ -435,13 +435,13 @@ class PyTorch:
 
 
 def _steps_of(totals: Sequence[int]) -> tuple[int, ...]:
-    """What was added in each step; empty where it was one each time.
+    """What was added in each step; empty where it was one each time, or nothing.
 
-    >>> _steps_of([3, 5, 6]), _steps_of([3, 4, 5])
-    ((2, 1), ())
+    >>> _steps_of([3, 5, 6]), _steps_of([3, 4, 5]), _steps_of([0, 0])
+    ((2, 1), (), ())
     """
     added = tuple(after - before for before, after in pairwise(totals))
-    return added if any(num != 1 for num in added) else ()
+    return () if {*added} in ({0}, {1}) else added
 
 
 def _told(steps: Sequence[Mapping[str, float]], *, deep: bool) -> dict[str, Any]:
