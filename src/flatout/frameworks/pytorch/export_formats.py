@@ -97,7 +97,7 @@ FORMATS = {
     ),
     "torchscript": Format(
         packages=("torch",),
-        extra="torch",
+        extra="pytorch",
         runtime=lambda module, inputs: _TorchScript(module, inputs),
         loader=_loader("torch", _TORCHSCRIPT),
     ),

@@ -2,9 +2,6 @@
 
 float32 is asked for, because OpenVINO chooses bfloat16 by itself where the processor has it. Each thread has a request
 of its own, for one that is shared gives wrong answers; outputs are copied, for the next call writes where they were.
-Compiling a model has this thread handle signals on a stack that belongs to the model. Where two models go in the order
-in which they came, a stack that is gone is left behind, and the next signal (Ctrl-C) would end Python with a
-segmentation fault: so the thread gets its former stack back at once.
 """
 
 from __future__ import annotations
@@ -76,7 +73,11 @@ class _SignalStack(ctypes.Structure):
 
 @contextlib.contextmanager
 def own_signal_stack() -> Iterator[None]:
-    """Behind this the thread's signals are handled on the stack on which they were before (`sigaltstack(2)`)."""
+    """Behind this the thread handles signals on the stack that it had before (`sigaltstack(2)`).
+
+    Compiling a model has it handle them on one that belongs to the model. Where two models go in the order in which
+    they came, a stack that is gone is left behind, and the next signal (Ctrl-C) ends Python with a segmentation fault.
+    """
     stack, set_stack = _SignalStack(), ctypes.CDLL(None).sigaltstack
     set_stack(None, ctypes.byref(stack))
     try:
