@@ -23,7 +23,7 @@ from measuring import FLATOUT, PYTHON, quiet, ratio, timed, write
 SCRIPT = Path(__file__).parent / "scripts" / "infers.py"
 CASES = [f"{model}:{batch}" for model in ("lenet", "resnet18", "encoder", "lstm") for batch in (1, 32)]
 RUNTIMES = ("onnxruntime", "openvino")
-SETTLE_S, TIMED_S = 14.0, 12.0
+SETTLE_S, TIMED_S = 14.0, 8.0
 """After the start of calls: an export, and the check of a run. Then this is timed."""
 
 LINE = re.compile(r"^(\d+) calls at ([\d.]+) s$", re.MULTILINE)
