@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -223,6 +225,34 @@ def infer(function: F) -> F:
     """That calls of models are meant, whatever else a script does."""
     says = "Measure its calls of models, not its training; needed only of a script that trains as well."
     return click.option("--infer", "infers", is_flag=True, help=says)(function)
+
+
+def client(function: F) -> F:
+    """Who calls a script that serves."""
+    says = "A program that calls SCRIPT, which serves: a Python file or a command; started anew while it is wanted."
+    return click.option("--client", metavar="COMMAND", help=says)(function)
+
+
+def client_words(client: str | None) -> tuple[str, ...]:
+    """The client's command.
+
+    Raises:
+        UsageError: There is no such program.
+    """
+    if client is None:
+        return ()
+    try:
+        words = shlex.split(client)
+    except ValueError as problem:
+        hint = "quote it as a shell does"
+        raise UsageError(f"`--client {client}` is no command", cause=str(problem), hint=hint) from None
+    name = (words or [""])[0]
+    if not Path(name).is_file() if name.endswith(".py") else shutil.which(name) is None:
+        raise UsageError(
+            f"no such client: `{name}`", cause="it is no Python file here, and no program that can be started",
+            hint="e.g. `--client ask.py`, or `--client 'ask.py --rate 50'`",
+        )  # fmt: skip
+    return tuple(words)
 
 
 def accept(function: F) -> F:

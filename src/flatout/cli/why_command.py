@@ -12,12 +12,13 @@ from flatout.cli import options
 @click.option("--ranks", "num_ranks", type=int, metavar="N", help="Take the steps of N ranks apart.")
 @options.mode
 @options.infer
+@options.client
 @options.terms
 @options.as_json
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, budget: str | None, num_ranks: int | None, mode: str,
-    infers: bool, allow_writes: bool, start_limit: str, as_json: bool,
+    infers: bool, client: str | None, allow_writes: bool, start_limit: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure where each step of SCRIPT goes, and what holds it back. Nothing is tried, nothing changed.
 
@@ -39,7 +40,10 @@ def command(  # noqa: PLR0913  one parameter per option
         launcher=launcher,
         budget_s=None if budget is None else options.seconds(budget, "--budget"),
         terms=api.Terms(
-            isolate=not allow_writes, start_limit_s=options.seconds(start_limit, "--start-limit"), infers=infers
+            isolate=not allow_writes,
+            start_limit_s=options.seconds(start_limit, "--start-limit"),
+            infers=infers,
+            client=options.client_words(client),
         ),
     )
     script = script_of(words) if launcher else from_words(words, module)

@@ -149,6 +149,8 @@ class Facts:
     """What may slow each step and is set for the process, such as `CUDA_LAUNCH_BLOCKING=1`, or watches it."""
     busy_threads: tuple[BusyThread, ...] = ()
     """Python threads that compute beside the one that trains; none in a run."""
+    several_threads: bool = False
+    """Whether more than one thread calls the models, where nothing is trained."""
     not_measured: str = ""
     """Why the time of steps cannot be measured on this device; empty where it can."""
 

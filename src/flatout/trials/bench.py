@@ -40,7 +40,7 @@ from flatout.records.trace import (
     Toggle,
     Window,
 )
-from flatout.run import isolation
+from flatout.run import isolation, with_client
 from flatout.run.child_process import Child, Ended, Launch, session_files
 from flatout.run.folder import NEEDED_BYTES
 from flatout.run.script import Script
@@ -54,6 +54,7 @@ from flatout.trials.child_failures import (
     not_released,
     raise_failures,
 )
+from flatout.trials.client_failures import not_asked, raise_client_failure
 from flatout.trials.terms import Terms
 
 WARM_UP_STEPS = 30
@@ -146,7 +147,7 @@ class Bench:
         child = self._child
         assert child is not None
         try:
-            records = child.ready(self.terms.start_limit_s, self.on_wait)
+            records = child.ready(self.terms.start_limit_s, self._wait)
         except Ended as end:
             problem = self._no_start(end)
             self._after_end()
@@ -175,6 +176,8 @@ class Bench:
             )
         self._name = str(self._num_children)
         command, self._scratch = self.script.command, None
+        if self.terms.client:
+            command = with_client.command(command, self.terms.client, self._client_note)
         if self.terms.isolate:
             self._scratch = self.run_folder / f"scratch-{self._name}"
             command = isolation.isolate(
@@ -240,8 +243,21 @@ class Bench:
             return refusal
         return self._not_measured(end)
 
+    @property
+    def _client_note(self) -> Path:
+        return self.run_folder / f"client-{self._name}.json"
+
+    def _wait(self) -> None:
+        """While the script has made no call yet: a client that does nothing but fail is told of before the limit."""
+        if self.terms.client:
+            raise_client_failure(self.script, self.terms, self._client_note)
+        if self.on_wait is not None:
+            self.on_wait()
+
     def _not_measured(self, end: Ended) -> ScriptError:
         """Why the plain script gave nothing; of one that was too slow also whether others kept it from the CPU."""
+        if self.terms.client and end.hung:
+            return not_asked(self.script, self.terms, self._client_note, end)
         return cannot_measure(self.script, end, self.terms.start_limit_s, self.taken_now() if end.hung else None)
 
     def _note(self, records: list[Record]) -> None:

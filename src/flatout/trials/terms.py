@@ -19,6 +19,7 @@ class Terms:
         start_limit_s: Seconds within which the first steps must come.
         store_memory_bytes: Memory for kept items; None: half of what is free.
         infers: Whether calls of models are its steps although it may train as well.
+        client: The command that calls a script that serves; empty where it calls its models by itself.
         environment: Variables that the script is given on top of the user's; None takes one away.
     """
 
@@ -26,6 +27,7 @@ class Terms:
     start_limit_s: float = 90.0
     store_memory_bytes: int | None = None
     infers: bool = False
+    client: tuple[str, ...] = ()
     environment: Mapping[str, str | None] = field(default_factory=dict)
 
 

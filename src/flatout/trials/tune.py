@@ -154,6 +154,7 @@ def _without_groups(choice: Choice) -> Choice:
 def _options(choice: Choice, plan: Path | None, terms: Terms | None = None) -> str:
     """What is to be typed again for the same search."""
     words = ["--infer"] if terms is not None and terms.infers else []
+    words += ["--client", shlex.join(terms.client)] if terms is not None and terms.client else []
     words += [] if choice.accept == Choice().accept else ["--accept", choice.accept]
     if choice.only is not None:
         words += ["--levers", ",".join(choice.only) or "none"]

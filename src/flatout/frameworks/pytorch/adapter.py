@@ -264,7 +264,7 @@ class PyTorch:
         if self.ranks is not None and self._num_settling == 1:
             self.ranks.after_first_step()
         self.session.page_faults.note(first=self._num_settling == 1)
-        if self.session.other_threads is not None:
+        if self.session.other_threads is not None and self.calls.thread:
             self.session.other_threads.look(self.calls.thread)
         for call in self.calls.seams:
             call.end_step()
@@ -342,7 +342,8 @@ class PyTorch:
         return self.steps.ended_by == "optimizer" and self._settled
 
     def _follow(self) -> None:
-        """Be where everything can be seen and changed again."""
+        """Be where everything can be seen and changed again, beside no call of another thread."""
+        self.calls.gate.alone()
         self.steps.coasts = False
         if self._is_lifted:
             self._is_lifted = False
@@ -350,6 +351,7 @@ class PyTorch:
             self.loaders.install()
 
     def start_window(self) -> float:
+        self.calls.gate.alone()
         if not self._is_lifted:
             self.calls.refresh()
         self._compilations_before = num_compilations()
@@ -398,6 +400,7 @@ class PyTorch:
             self.capture.on_backward = self.steps.tell_update
 
     def compare(self, levers: Levers, checks: Sequence[str]) -> Agreement | None:
+        self.calls.gate.alone()
         return self.numerics.compare(levers, checks)
 
     def scale(self) -> Scaling | None:

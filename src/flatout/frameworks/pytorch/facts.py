@@ -62,6 +62,7 @@ def find(session: Session, ended_by: EndedBy = "optimizer") -> Facts:
         device_memory=memory_of_device(),
         debug_switches=switched_on(session.device, traced=session.traced),
         set_from_outside=set_from_outside(session.device),
+        several_threads=session.calls.infers and not session.calls.thread,
         busy_threads=session.other_threads.busy() if session.other_threads is not None else (),
     )
 

@@ -200,6 +200,11 @@ class Session:
             NotReleased: One could not be taken back; then none is engaged.
         """
         begun_s = perf_counter()
+        with self.calls.gate:
+            self.calls.gate.alone()
+            return self._engage_exactly(wanted, begun_s)
+
+    def _engage_exactly(self, wanted: Levers, begun_s: float) -> Toggle:
         self.calls.refresh()
         togglable = {name: s for name, s in wanted.items() if self.levers[name].toggles != "process"}
         present = [name for name in self.engaged if self.levers[name].toggles != "process"]
@@ -222,9 +227,11 @@ class Session:
     def engage_again(self) -> None:
         """Extend the engaged levers to models and optimizers that have come since."""
         wanted = {name: s for name, s in self.engaged.items() if self.levers[name].toggles == "step"}
-        self.release_all(list(wanted))
-        for name, settings in wanted.items():
-            self.engage(name, settings)
+        with self.calls.gate:
+            self.calls.gate.alone()
+            self.release_all(list(wanted))
+            for name, settings in wanted.items():
+                self.engage(name, settings)
 
     def evidence(self) -> tuple[dict[str, str], dict[str, str]]:
         """Lever to proof, and lever to why there is none."""

@@ -82,6 +82,8 @@ class Compile(Lever):
             return "the script compiles its model itself"
         if any(model.recurrent for model in facts.main_models):
             return "recurrent layers are not compiled well: PyTorch runs them as they are"
+        if facts.several_threads:
+            return "several threads call the model, which `torch.compile` does not support"
         return self.lacks(machine)
 
     def lacks(self, machine: Machine) -> str | None:

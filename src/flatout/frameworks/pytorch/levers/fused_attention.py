@@ -41,6 +41,8 @@ class FusedAttention(Lever):
             return "the script compiles its model itself"
         if facts.distributed:
             return "distributed wrappers put functions of their own around the model"
+        if facts.several_threads:
+            return "several threads call the model"
         return None if facts.softmax else "no softmax was seen in the model"
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:

@@ -1,14 +1,13 @@
 """openvino: compute the model with OpenVINO, in float32.
 
-float32 is asked for, because OpenVINO chooses bfloat16 by itself where the processor has it. Each thread has a request
-of its own, for one that is shared gives wrong answers; outputs are copied, for the next call writes where they were.
+float32 is asked for, because OpenVINO chooses bfloat16 by itself where the processor has it. Calls at one time have a
+request each, for a shared one gives wrong answers; outputs are copied, for the next call writes where they were.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -56,12 +55,15 @@ class _OpenVino:
         }
         with own_signal_stack():
             model = self._package.Core().compile_model(str(path / "model.xml"), "CPU", settings)
-        outputs, own = list(model.outputs), threading.local()
+        outputs, idle = list(model.outputs), list[Any]()
 
         def run(tensors: Any) -> list[Any]:
-            if not hasattr(own, "request"):
-                own.request = model.create_infer_request()
-            found = own.request.infer([t.numpy() for t in tensors], share_inputs=True, share_outputs=False)
+            try:
+                request = idle.pop()
+            except IndexError:
+                request = model.create_infer_request()
+            found = request.infer([t.numpy() for t in tensors], share_inputs=True, share_outputs=False)
+            idle.append(request)
             return [torch.from_numpy(found[one]) for one in outputs]
 
         return run

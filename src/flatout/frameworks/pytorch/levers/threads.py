@@ -47,16 +47,18 @@ class Threads(Lever):
         return {"fitting_threads": {"num": machine.num_cores}} if facts.num_threads > machine.num_cores else {}
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
-        """Set the number, keeping the script's."""
+        """Set the number, keeping the script's, also in threads that call models."""
         import torch
 
         session.kept[self.name] = torch.get_num_threads()
+        session.calls.thread_counts.wanted = int(settings["num"]) if session.calls.infers else 0
         torch.set_num_threads(int(settings["num"]))
 
     def release(self, session: Session) -> None:
         """Back to the script's number."""
         import torch
 
+        session.calls.thread_counts.wanted = 0
         torch.set_num_threads(session.kept.pop(self.name))
 
     def evidence(self, session: Session) -> str | None:

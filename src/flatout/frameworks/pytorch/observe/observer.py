@@ -264,7 +264,9 @@ class Observer:
             (self.push if moment == "start" else self.pop)("garbage")
 
     def sample_stacks(self) -> None:
-        """Look at what the thread does from here on."""
+        """Look at what the thread does from here on, where one alone calls models."""
+        if not self.calls.thread:
+            return
         from flatout.frameworks.pytorch.observe.stack_samples import StackSampler  # trials alone ask for it
 
         collates = [getattr(one.loader.collate_fn, "__code__", None) for one in self.loaders.passes]
@@ -291,7 +293,9 @@ class Observer:
         return None if recorder is None else recorder.stop()
 
     def begin_profile(self) -> None:
-        """Have PyTorch's profiler look from here on."""
+        """Have PyTorch's profiler look from here on, where one thread alone calls models."""
+        if not self.calls.thread:
+            return
         from flatout.frameworks.pytorch.observe.profile_recorder import ProfileRecorder  # trials alone ask for it
 
         self._profile = ProfileRecorder(self.calls.where, self.on_failure)

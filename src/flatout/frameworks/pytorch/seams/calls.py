@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable
-from threading import get_ident
+from threading import get_ident, local
 from typing import Any
 
 import torch
 from torch import nn
 
+from flatout.frameworks.pytorch.seams.gate import Gate
 from flatout.frameworks.pytorch.seams.outer_call import SEAM, OuterCall, is_compiled
 from flatout.frameworks.pytorch.seams.owners import Owners, children, identities
+from flatout.frameworks.pytorch.seams.thread_counts import ThreadCounts
 
 MAX_DESCENT = 6
 """Levels of children looked through for the modules that training really calls."""
@@ -27,15 +29,22 @@ OnAnswer = Callable[[OuterCall, float], None]
 """Given a call that is over, and the seconds that it took."""
 
 
+class _Here(local):
+    inside = False
+
+
 class Calls:
     """All outermost calls of a process."""
 
     def __init__(self) -> None:
         self.where = torch.device("cpu")
         """The device on which models are trained."""
-        self.inside = False
+        self.gate = Gate()
+        self.thread_counts = ThreadCounts()
         self.thread = get_ident()
-        """The thread that trains; calls in others are left alone."""
+        """The thread that trains; calls in others are left alone. Where nothing is trained the one that calls, -1 until
+        one does, and 0 where several do."""
+        self._here = _Here()
         self.observer: Any = None
         """Told of calls without gradients: of each its beginning, and its end also where it raised."""
         self.training_observer: Any = None
@@ -63,6 +72,15 @@ class Calls:
         self._hides_seams = False
         self._wanted: set[int] = set()
         self._descents = 0
+
+    @property
+    def inside(self) -> bool:
+        """Whether this thread is within an outermost call."""
+        return self._here.inside
+
+    @inside.setter
+    def inside(self, inside: bool) -> None:
+        self._here.inside = inside
 
     @property
     def device(self) -> str:
@@ -111,13 +129,19 @@ class Calls:
 
     def follow(self, module: nn.Module, on_answer: OnAnswer) -> None:
         """Nothing is trained so far: follow the calls of this one, or of what is called in its place."""
-        self.on_answer = on_answer
+        if self.on_answer is None:
+            self.on_answer, self.thread = on_answer, -1
         found = [(type(module).__name__, module)]
         for name, part in [] if is_compiled(module) else found[:]:
             below = [(f"{name}.{inner}", child) for inner, child in children(part)]
             found += below
             found += [(f"{name}.{inner}", child) for name, part in below for inner, child in children(part)]
         self._add(((name, part) for name, part in found if identities(part)), trained=False)
+
+    def meet_thread(self) -> None:
+        """This thread calls, and nothing is trained."""
+        if self.thread and self.thread != (own := get_ident()):
+            self.thread = own if self.thread < 0 else 0
 
     def leave(self, module: nn.Module) -> None:
         """Follow neither this one nor its parts any more."""

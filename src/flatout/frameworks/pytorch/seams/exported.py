@@ -15,7 +15,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from threading import Lock
+from threading import get_ident
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from flatout.frameworks.pytorch.seams.outer_call import OuterCall
+from flatout.frameworks.pytorch.seams.patches import Patch
 from flatout.frameworks.pytorch.seams.script_code import is_the_scripts
 from flatout.frameworks.pytorch.seams.unseen_warnings import unseen_warnings
 
@@ -90,7 +91,6 @@ class ExportedCall:
         """By kind of inputs; None where it is not to be exported for them."""
         self._seen: dict[Any, int] = {}
         self._state = _State(call.module)
-        self._lock = Lock()
         self._why = ""
         """What among the inputs cannot be told from others."""
         self.num_calls = 0
@@ -137,7 +137,7 @@ class ExportedCall:
         self._seen[kind] = self._seen.get(kind, 0) + 1
         if self._seen[kind] <= self._calls_before and not self._path(kind).exists():
             return None
-        with self._lock:
+        with self._call.gate.apart():  # while something is exported, PyTorch is not itself in other threads
             if kind not in self._kinds:
                 self._kinds[kind] = None
                 self._kinds[kind] = self._export(kind, args, kwargs)
@@ -334,11 +334,19 @@ def _first_line(problem: object) -> str:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """What exporters log and warn of is not the script's to say."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+    """What exporters log and warn of, in this thread, is not the script's to say."""
+    ours = get_ident()
+
+    def quiet(original: Any, patch: Patch) -> Any:
+        def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
+            if record.thread != ours or not patch.active:
+                original(logger, record)
+
+        return handle
+
+    patch = Patch(logging.Logger, "handle", quiet)
     try:
         with unseen_warnings():
             yield
     finally:
-        logging.disable(disabled)
+        patch.remove()

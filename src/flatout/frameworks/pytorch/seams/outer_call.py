@@ -10,6 +10,7 @@ import copy
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from threading import get_ident
 from time import perf_counter
@@ -19,7 +20,8 @@ import torch
 from torch import nn
 from torch.utils.data._utils import fetch
 
-from flatout.frameworks.pytorch.seams.backward_threads import trains
+from flatout.frameworks.pytorch.seams.backward_threads import in_backward
+from flatout.frameworks.pytorch.seams.gate import Gate
 from flatout.frameworks.pytorch.seams.module_state import ModuleState
 from flatout.frameworks.pytorch.seams.random_states import RandomStates, TorchStates
 from flatout.frameworks.pytorch.seams.trees import tensors_of
@@ -106,6 +108,11 @@ class OuterCall:
         return self._module() is not None
 
     @property
+    def gate(self) -> Gate:
+        """What calls pass as they begin and end."""
+        return self._owner.gate  # type: ignore[no-any-return]
+
+    @property
     def is_idle(self) -> bool:
         """Whether it is a part of a model, not trained, that was never called by itself."""
         return not self.trained and not self.num_calls and "." in self.name
@@ -164,35 +171,49 @@ class OuterCall:
             # a clone that was made by copying `__dict__` has our seam as well
             return (self._former or caller._call_impl)(*args, **kwargs)
         owner = self._owner
-        if owner.inside or not trains(owner.thread) or torch._C._get_tracing_state() is not None:
+        if owner.inside or torch._C._get_tracing_state() is not None:
             return self.plain(*args, **kwargs)
-        if get_ident() != owner.thread:
-            return self._recomputed(args, kwargs)
-        begun_s = perf_counter() if owner.on_answer is not None else None
         try:
-            out = self._outermost(args, kwargs)
+            if owner.on_answer is not None:
+                return self._answer(args, kwargs)
+            if get_ident() == owner.thread:
+                return self._outermost(args, kwargs)
         except BaseException as problem:
             hide_ours(problem)
             raise
-        if begun_s is not None and owner.on_answer is not None and not self.module.training:
-            owner.on_answer(self, perf_counter() - begun_s)
+        return self._recomputed(args, kwargs) if in_backward() else self.plain(*args, **kwargs)
+
+    def _answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Until something trains, calls of any thread are followed; those that are kept are made one by one."""
+        owner = self._owner
+        owner.thread_counts.apply()
+        owner.meet_thread()
+        with owner.gate.apart() if owner.capture is not None else nullcontext():
+            begun_s = perf_counter()
+            out = self._outermost(args, kwargs)
+            took_s = perf_counter() - begun_s
+            with owner.gate:
+                if owner.on_answer is not None and not self.module.training:
+                    owner.on_answer(self, took_s)
         return out
 
     def _outermost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        owner = self._owner
+        owner, gate = self._owner, self._owner.gate
         training = self.trained and torch.is_grad_enabled()
         if training and owner.on_training_call is not None:
             owner.on_training_call()
-        owner.inside = True
-        self.num_calls += 1
-        self.in_step = training or self._belongs()
-        observer = owner.training_observer if self.in_step else owner.observer
-        if training:
-            owner.has_trained = True
-        else:
-            self._joined |= not (self.trained and owner.has_trained)
-        if observer is not None:
-            observer.before_call(self, training)
+        with gate:
+            gate.begin()
+            owner.inside = True
+            self.num_calls += 1
+            self.in_step = training or self._belongs()
+            observer = owner.training_observer if self.in_step else owner.observer
+            if training:
+                owner.has_trained = True
+            else:
+                self._joined |= not (self.trained and owner.has_trained)
+            if observer is not None and gate.num_under_way == 1:
+                observer.before_call(self, training)
         try:
             if training or not self.trained:
                 return self._train(args, kwargs)
@@ -200,9 +221,11 @@ class OuterCall:
                 return owner.evaluate(self, args, kwargs)
             return self.plain(*args, **kwargs)
         finally:
-            owner.inside = False
-            if observer is not None:
-                observer.after_call(self, training)
+            with gate.lock:
+                gate.end()
+                owner.inside = False
+                if observer is not None and not gate.num_under_way:
+                    observer.after_call(self, training)
 
     def _recomputed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call made again for its backward, in the thread of a device: as its forward was, and not counted."""
@@ -251,7 +274,7 @@ class OuterCall:
     def with_levers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the call as the engaged levers say."""
         compute = self.compute or self.plain
-        for around in self.arounds.values():
+        for around in tuple(self.arounds.values()):
             compute = partial(_called, around, compute)
         return compute(*args, **kwargs)
 
