@@ -29,6 +29,7 @@ class Classifier(nn.Module):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else an answer waits 40 ms for the client to acknowledge its headers
 
     def do_POST(self):
         sent = bytearray(self.rfile.read(int(self.headers["Content-Length"])))

@@ -306,6 +306,7 @@ def _foreground(
             store_memory_bytes=request.store_memory_bytes,
             admits_random=request.levers is not None or allows(widest, "statistical"),
             infers=request.infers or (chosen.plan is not None and chosen.plan.infers),
+            goal=chosen.plan.goal if chosen.plan is not None else "throughput",
         ),
         launcher=bool(request.launcher),
         ranks=request.ranks,

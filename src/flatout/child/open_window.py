@@ -96,6 +96,7 @@ class OpenWindow:
             new_epochs=found.get("new_epochs", 0),
             smaller_batches=found.get("smaller_batches", 0),
             num_calls=tuple(found.get("num_calls", ())),
+            goal=found.get("goal", "throughput"),
             order=self.order.number,
             **(self.gpus.since(self._began_unix_s) if self.gpus is not None else {}),
         )

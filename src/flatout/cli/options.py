@@ -255,6 +255,12 @@ def client_words(client: str | None) -> tuple[str, ...]:
     return tuple(words)
 
 
+def goal(function: F) -> F:
+    """What candidates are compared by."""
+    says = "Compare by the time of steps, or of the models' calls alone.  [default: `latency` with a client]"
+    return click.option("--goal", "goal_", type=click.Choice(["throughput", "latency"]), help=says)(function)
+
+
 def accept(function: F) -> F:
     """How far levers may go."""
     return click.option(

@@ -37,12 +37,14 @@ class Settings:
         store_memory_bytes: Memory for items that levers keep; None: half of what is free.
         admits_random: Whether items may draw other random numbers than in the plain script.
         infers: Whether calls of models are its steps although it may train as well.
+        goal: What windows are compared by, see `Window`.
     """
 
     cache_folder: str | None = None
     store_memory_bytes: int | None = None
     admits_random: bool = True
     infers: bool = False
+    goal: str = "throughput"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

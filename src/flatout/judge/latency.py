@@ -23,10 +23,12 @@ class Latency:
     Attributes:
         num_calls: How many.
         seconds: By percentile; of those alone that so many calls can tell.
+        steps_per_s: Steps a second in the same windows, whatever lies in them; None where it is not known.
     """
 
     num_calls: int
     seconds: dict[int, float]
+    steps_per_s: float | None = None
 
 
 def fewest(percentile: int) -> int:

@@ -64,7 +64,7 @@ class Pair:
         baseline, candidate = self.readings.get(False), self.readings.get(True)
         if baseline is None or candidate is None:
             return None
-        both = baseline.training_step_s, candidate.training_step_s
+        both = baseline.compared_s, candidate.compared_s
         return both if min(both) > 0 else None
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,6 +90,8 @@ class Result:
         anatomy: The plain step, taken apart.
         tuned_anatomy: The step under the best candidate, taken apart; None where none was measured again.
         noise: The A/A comparison: plain against plain.
+        goal: What was compared, see `Window`; of `latency` times of steps, and steps a second, are those of the
+            models' calls alone.
         baseline_steps_per_s: Training steps a second, plain: of the windows beside the winner's where there is one,
             else of those at the start.
         baseline_spread_fraction: Half the interquartile range of these windows over their median;
@@ -130,6 +132,7 @@ class Result:
     verdict: Verdict
     tuned_steps_per_s: float
     tuning_s: float
+    goal: str = "throughput"
     ceilings: Ceilings | None = None
     census: Census | None = None
     tuned_anatomy: Anatomy | None = None
@@ -205,15 +208,13 @@ class Result:
         if not self.facts.infers:
             return None
         labels = {"plain": "plain"} | ({"plan": label(self.plan.levers)} if self.plan is not None else {})
-        calls = {
-            side: [
-                step.call_s
-                for step in self.timeline
-                if step.call_s is not None and step.label == name and step.group != "warm-up"
-            ]
-            for side, name in labels.items()
-        }
-        return {side: latency(samples) for side, samples in calls.items() if samples}
+        found: dict[str, Latency] = {}
+        for side, name in labels.items():
+            steps = [one for one in self.timeline if one.label == name and one.group != "warm-up"]
+            if calls := [one for one in steps if one.call_s is not None]:
+                steps_per_s = len(calls) / sum(one.step_s for one in calls)
+                found[side] = replace(latency([one.call_s or 0.0 for one in calls]), steps_per_s=steps_per_s)
+        return found
 
     @property
     def against_itself(self) -> bool:
@@ -271,6 +272,7 @@ def _tune_summary(result: Result) -> dict[str, Any]:
     won = result.winner if result.plan is not None else None
     return {
         "verdict": result.verdict,
+        "goal": result.goal,
         "ratio": won.ratio if won else 1.0,
         "ratio_low": won.ratio_low if won else 1.0,
         "ratio_high": won.ratio_high if won else 1.0,

@@ -174,3 +174,5 @@ class Plan:
     """Why nothing is to be changed, and what was tried; empty of a plan with levers."""
     infers: bool = False
     """Whether it is for the calls of a script that trains as well (`--infer`)."""
+    goal: str = "throughput"
+    """What it was chosen by, and is checked by in a run; see `Window`."""

@@ -107,6 +107,7 @@ class Window:
         new_epochs: Passes over a loader that feeds the training which began within the window.
         smaller_batches: Batches of such a loader within it that are the last of a pass, and smaller than the others.
         num_calls: Calls of trained models in each step; empty where each step makes one, or nothing is trained.
+        goal: What it is compared by: steps from end to end (`throughput`), or the models' part of them (`latency`).
         work: Calls of a mean step over those of a usual one, where it is known that time goes with them.
     """
 
@@ -131,8 +132,16 @@ class Window:
     new_epochs: int = 0
     smaller_batches: int = 0
     num_calls: tuple[int, ...] = ()
+    goal: str = "throughput"
     work: float = 1.0
     order: int = -1
+
+    @property
+    def compared_s(self) -> float:
+        """Mean seconds of a step by which it is compared."""
+        if self.goal == "latency":
+            return sum(self.call_s) / len(self.call_s) if self.call_s else float("nan")
+        return self.training_step_s
 
     @property
     def counts(self) -> bool:

@@ -41,7 +41,8 @@ def _said(found: Latency) -> str:
     known = [f"p{p} {words.seconds(found.seconds[p])}" for p in PERCENTILES if p in found.seconds]
     missing = [f"p{p} needs {fewest(p)}" for p in PERCENTILES if p not in found.seconds]
     calls = words.plural(found.num_calls, "call")
-    return f"{', '.join(known) or 'not known'} of {calls}{'; ' + ', '.join(missing) if missing else ''}"
+    rate = f" at {words.rate(found.steps_per_s)}" if found.steps_per_s is not None else ""
+    return f"{', '.join(known) or 'not known'} of {calls}{rate}{'; ' + ', '.join(missing) if missing else ''}"
 
 
 def in_calls(value: Any) -> Any:

@@ -50,8 +50,7 @@ def _headline(result: Result) -> Headline:
     if result.command == "why":
         bound = "was measured; what binds is" if result.diagnosis.contradictions else "is bound by"
         return Headline(
-            words.rate(result.baseline_steps_per_s).removesuffix(" steps/s"),
-            "steps a second",
+            *_speed(result, result.baseline_steps_per_s),
             f"{bound} {result.diagnosis.sentence or 'something that was not found'}{doubt(result)}.",
         )
     if result.against_itself:
@@ -124,13 +123,21 @@ def _result(result: Result) -> list[Item]:
     return found
 
 
+def _speed(result: Result, steps_per_s: float) -> tuple[str, str]:
+    """How fast, and in what."""
+    if result.goal == "latency":
+        return words.seconds(1 / steps_per_s), "in the models"
+    return words.rate(steps_per_s).removesuffix(" steps/s"), "steps a second"
+
+
 def _won(result: Result, equal: str, source: str) -> list[Item]:
     won = result.winner
-    speeds = f"{words.rate(result.baseline_steps_per_s).removesuffix(' steps/s')} → "
+    plain, (tuned, unit) = _speed(result, result.baseline_steps_per_s)[0], _speed(result, result.tuned_steps_per_s)
+    unit = unit.replace("steps a second", "steps/s")
     ends = tried.ends(won) if won else ""
     again = "when measured again" if won and won.remeasured else ""
     rest = "  " + " ".join(filter(None, (ends, again))) if ends else ""
-    note = f": {speeds}{words.rate(result.tuned_steps_per_s)}{rest}{'; ' + equal if equal else ''}"
+    note = f": {plain} → {tuned} {unit}{rest}{'; ' + equal if equal else ''}"
     gain = f"{words.times(won.ratio if won else None)} faster"
     found: list[Item] = [Row(label="result", value=gain, note=note, tone="good", source=source)]
     if won is not None:
@@ -235,17 +242,23 @@ def baseline(result: Result, label_: str = "baseline", on: On = "both") -> Row:
     if measured:
         step_s = stats.summarize(measured).median
         rest = words.scatter(step_s, spread)
-        details.append(f"{words.seconds(step_s)} a step")
+        details.append(f"{words.seconds(step_s)} a step" if result.goal != "latency" else _paced(result))
     if result.foreign_fraction is not None:
         details.append(f"others used {words.percent(result.foreign_fraction)} of the CPU")
     return Row(
         label=label_,
-        value=words.rate(result.baseline_steps_per_s),
+        value=_speed(result, result.baseline_steps_per_s)[0]
+        if result.goal == "latency"
+        else words.rate(result.baseline_steps_per_s),
         note=rest,
         aside=f"  ({'; '.join(details)})" if details else "",
         source=evidence.BASELINE,
         on=on,
     )
+
+
+def _paced(result: Result) -> str:
+    return f"in the models; {words.rate(1 / result.anatomy.step_s)}, at the pace of who calls"
 
 
 def binding(result: Result) -> Row:

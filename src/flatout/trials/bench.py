@@ -195,6 +195,7 @@ class Bench:
                 cache_folder=str(self.run_folder.resolve() / "compiled"),
                 store_memory_bytes=self.terms.store_memory_bytes,
                 infers=self.terms.infers,
+                goal=self.terms.compared_by,
             ),
             cores_quota=self.cores_quota,
             flatout_started_s=time.perf_counter(),

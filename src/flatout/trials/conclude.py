@@ -27,7 +27,7 @@ def result_of(conduct: Conduct) -> Result:
     assert bench.facts is not None and bench.header is not None
     assert conduct.plain.diagnosis is not None
     won = conduct.final if conduct.final is not None and conduct.final.is_won else None
-    baseline = won.baseline_step_s if won else tuple(w.training_step_s for w in conduct.plain.baseline)
+    baseline = won.baseline_step_s if won else tuple(w.compared_s for w in conduct.plain.baseline)
     summary = stats.summarize(baseline)
     baseline_step_s = summary.median
     tuned_step_s = baseline_step_s / won.ratio if won and won.ratio else baseline_step_s
@@ -52,6 +52,7 @@ def result_of(conduct: Conduct) -> Result:
         tuned_anatomy=conduct.tuned_anatomy, trials=tuple(conduct.trials),
         untried=tuple(conduct.untried), remeasured=conduct.final, input_trial=_input_trial(conduct),
         break_even_steps=math.ceil(conduct.budget.spent_s / saved_s) if saved_s > 0 else None,
+        goal=conduct.goal.terms.compared_by,
         steps_in_run=bench.longest_run_steps, foreign_fraction=sum(foreign) / len(foreign) if foreign else None,
         refused=tuple(bench.refused), written=tuple(bench.written),
         isolation="namespaces with overlays" if conduct.goal.terms.isolate else "none (`--allow-writes`)",

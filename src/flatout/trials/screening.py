@@ -74,7 +74,7 @@ def _window(bench: Bench, levers: Levers, before: Levers) -> Answer:
         bench.resize_after(window)
     uneven = window.new_epochs == 1 and not size.epoch_steps  # it paid for what comes between two epochs
     return Answer(
-        step_s=window.training_step_s if window.counts else None,
+        step_s=window.compared_s if window.counts else None,
         disturbed=window.taken_fraction + UNEVEN * uneven,
         missing=bench.last_missing if levers else {}, evidence=bench.last_evidence if levers else {},
     )  # fmt: skip

@@ -19,6 +19,7 @@ class Terms:
         start_limit_s: Seconds within which the first steps must come.
         store_memory_bytes: Memory for kept items; None: half of what is free.
         infers: Whether calls of models are its steps although it may train as well.
+        goal: What candidates are compared by, see `Window.goal`; empty for what suits.
         client: The command that calls a script that serves; empty where it calls its models by itself.
         environment: Variables that the script is given on top of the user's; None takes one away.
     """
@@ -27,8 +28,14 @@ class Terms:
     start_limit_s: float = 90.0
     store_memory_bytes: int | None = None
     infers: bool = False
+    goal: str = ""
     client: tuple[str, ...] = ()
     environment: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def compared_by(self) -> str:
+        """The goal; where nobody has said it, a client that sets the pace leaves the time of calls alone."""
+        return self.goal or ("latency" if self.client else "throughput")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,7 +83,7 @@ def measured(
             chosen = _to_change_nothing(found, script, goal, is_there=bool(own))
         if chosen is None or not write_plan:
             return _saved(found, run_folder)
-        chosen = replace(chosen, infers=goal.terms.infers)
+        chosen = replace(chosen, infers=goal.terms.infers, goal=goal.terms.compared_by)
         former = ranks_of(own, known)
         if former is not None and goal.choice.num_ranks is None and ranks_of(chosen.levers, known) is None:
             num = former[0]
@@ -154,7 +154,9 @@ def _without_groups(choice: Choice) -> Choice:
 def _options(choice: Choice, plan: Path | None, terms: Terms | None = None) -> str:
     """What is to be typed again for the same search."""
     words = ["--infer"] if terms is not None and terms.infers else []
-    words += ["--client", shlex.join(terms.client)] if terms is not None and terms.client else []
+    if terms is not None:
+        words += ["--client", shlex.join(terms.client)] if terms.client else []
+        words += ["--goal", terms.goal] if terms.goal else []
     words += [] if choice.accept == Choice().accept else ["--accept", choice.accept]
     if choice.only is not None:
         words += ["--levers", ",".join(choice.only) or "none"]

@@ -66,6 +66,7 @@ class PyTorch:
         self.numerics = Numerics(self.session, self.capture)
         self.infers = settings.infers
         """Whether calls of models are to be steps whatever else the script does."""
+        self._goal = settings.goal
         self.steps = Steps(self)
         self.listener: StepListener | None = None
         self._is_trial = False
@@ -383,6 +384,7 @@ class PyTorch:
             **({"device_phases": {}} if device_steps is None else _told(device_steps, deep=self.observer.is_deep)),
             "losses": [float(loss) for loss in self.observer.losses],
             "call_s": tuple(self._calls_s),
+            "goal": self._goal if self._calls_s else "throughput",
             "num_calls": _steps_of(self._num_calls),
             "recompilations": num_compilations() - self._compilations_before,
             "peak_memory_bytes": peak_bytes(self.calls.where),
@@ -458,8 +460,10 @@ def _told(steps: Sequence[Mapping[str, float]], *, deep: bool) -> dict[str, Any]
 
 
 def num_compilations() -> int:
-    """Frames that dynamo has compiled in this process; 0 while it is not even imported."""
+    """Frames that dynamo has compiled in this process, and models exported; 0 while neither is even imported."""
+    exports = sys.modules.get("flatout.frameworks.pytorch.seams.exported")
+    num = 0 if exports is None else exports.num_made
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is None:
-        return 0
-    return int(sum(dynamo.counters["frames"].values()) + dynamo.counters["stats"]["unique_graphs"])
+        return int(num)
+    return int(num + sum(dynamo.counters["frames"].values()) + dynamo.counters["stats"]["unique_graphs"])

@@ -114,16 +114,20 @@ class Inference:
         except Exception as problem:  # noqa: BLE001  the script goes on
             self._framework.fail("recorder", problem)
 
-    def _called(self, call: OuterCall, took_s: float) -> None:
+    def _called(self, call: OuterCall, took_s: float | None) -> None:
         """A call of a model that is followed is over; where it is the last of the order in which they come, a step."""
         try:
             if not self.begun:
                 self._note(call)
                 return
-            self._took_s += took_s
-            if self.rhythm.update(id(call)):
-                took_s, self._took_s = self._took_s, 0.0
-                self._framework.end_of_call(took_s)
+            self._took_s += took_s or 0.0
+            if not self.rhythm.update(id(call)):
+                return
+            step_s, self._took_s = self._took_s, 0.0
+            if took_s is None:
+                self._num_untold += 1
+            else:
+                self._framework.end_of_call(step_s)
         except Exception as problem:  # noqa: BLE001
             self._framework.fail("recorder", problem)
 

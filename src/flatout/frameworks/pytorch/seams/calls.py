@@ -25,12 +25,14 @@ from flatout.frameworks.pytorch.seams.thread_counts import ThreadCounts
 MAX_DESCENT = 6
 """Levels of children looked through for the modules that training really calls."""
 
-OnAnswer = Callable[[OuterCall, float], None]
-"""Given a call that is over, and the seconds that it took."""
+OnAnswer = Callable[[OuterCall, float | None], None]
+"""Given a call that is over, and the seconds that it took; None where levers may have changed meanwhile."""
 
 
 class _Here(local):
     inside = False
+    took_s, epoch = 0.0, 0
+    """Of this thread's latest call: its seconds, and the gate's epoch as it began."""
 
 
 class Calls:
@@ -44,7 +46,7 @@ class Calls:
         self.thread = get_ident()
         """The thread that trains; calls in others are left alone. Where nothing is trained the one that calls, -1 until
         one does, and 0 where several do."""
-        self._here = _Here()
+        self.here = _Here()
         self.observer: Any = None
         """Told of calls without gradients: of each its beginning, and its end also where it raised."""
         self.training_observer: Any = None
@@ -76,11 +78,11 @@ class Calls:
     @property
     def inside(self) -> bool:
         """Whether this thread is within an outermost call."""
-        return self._here.inside
+        return self.here.inside
 
     @inside.setter
     def inside(self, inside: bool) -> None:
-        self._here.inside = inside
+        self.here.inside = inside
 
     @property
     def device(self) -> str:

@@ -34,6 +34,9 @@ CALLS_BEFORE = 2
 """Calls of one kind of inputs that a run has the model compute before it exports it for them, which takes seconds,
 where no trial has."""
 
+num_made = 0
+"""Kinds of inputs for which a model was exported, or loaded, in this process; what waits for that is not measured."""
+
 MOST_KINDS = 4
 """Kinds of inputs that a model is exported for; what grows with each call would be exported for ever."""
 
@@ -139,6 +142,8 @@ class ExportedCall:
             return None
         with self._call.gate.apart():  # while something is exported, PyTorch is not itself in other threads
             if kind not in self._kinds:
+                if self._call.compute is not self:  # it was released while this call waited for its turn
+                    return None
                 self._kinds[kind] = None
                 self._kinds[kind] = self._export(kind, args, kwargs)
         return self._kinds[kind]
@@ -162,6 +167,8 @@ class ExportedCall:
         Raises:
             NotExported: It cannot be.
         """
+        global num_made
+        num_made += 1
         module = self._call.module
         refuse(module)
         out = self._call.plain(*args, **kwargs)

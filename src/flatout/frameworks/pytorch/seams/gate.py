@@ -38,6 +38,8 @@ class Gate:
     def __init__(self) -> None:
         self._here = _Here()
         self._wait_s = LONGEST_WAIT_S
+        self.epoch = 0
+        """Times that a thread has been alone: a call that began before the last of them is of another time."""
         self._renew()
         renew = weakref.WeakMethod(self._renew)
         os.register_at_fork(after_in_child=lambda: (found := renew()) and found())
@@ -90,6 +92,7 @@ class Gate:
             CallsUnderWay: The calls of other threads do not end.
         """
         own = int(self._here.calls)
+        self.epoch += 1
         if not self._depth or self.num_under_way == own:
             return
         depth, self._depth, self._alone = self._depth, 0, get_ident()

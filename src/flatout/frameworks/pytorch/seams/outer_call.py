@@ -189,12 +189,11 @@ class OuterCall:
         owner.thread_counts.apply()
         owner.meet_thread()
         with owner.gate.apart() if owner.capture is not None else nullcontext():
-            begun_s = perf_counter()
             out = self._outermost(args, kwargs)
-            took_s = perf_counter() - begun_s
             with owner.gate:
                 if owner.on_answer is not None and not self.module.training:
-                    owner.on_answer(self, took_s)
+                    here = owner.here
+                    owner.on_answer(self, here.took_s if here.epoch == owner.gate.epoch else None)
         return out
 
     def _outermost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -214,6 +213,8 @@ class OuterCall:
                 self._joined |= not (self.trained and owner.has_trained)
             if observer is not None and gate.num_under_way == 1:
                 observer.before_call(self, training)
+            owner.here.epoch = gate.epoch
+        begun_s = perf_counter()
         try:
             if training or not self.trained:
                 return self._train(args, kwargs)
@@ -221,6 +222,7 @@ class OuterCall:
                 return owner.evaluate(self, args, kwargs)
             return self.plain(*args, **kwargs)
         finally:
+            owner.here.took_s = perf_counter() - begun_s  # what waits for its turn, before and after, waits for us
             with gate.lock:
                 gate.end()
                 owner.inside = False
