@@ -37,6 +37,7 @@ Row = tuple[str, str, str]
 
 TUNE: list[Row] = [
     ("verdict", "string", "`faster`, `no difference` or `inconclusive`"),
+    ("goal", "string", "what ratio and steps per second are of: `throughput`: whole steps; `latency`: models' calls"),
     (
         "ratio",
         "number",
@@ -175,6 +176,7 @@ PLAN: list[Row] = [
     ("run", "string", "the run folder with the trials behind it, and the kernels that were compiled for them"),
     ("reason", "string", "why nothing is to be changed, and what was tried; empty of a plan with levers"),
     ("infers", "boolean", "whether it is for the calls of a script that trains as well (`--infer`)"),
+    ("goal", "string", "what it was chosen by: `throughput`, or `latency`: the time in the models alone"),
     ("levers", "table", "one table per lever with its settings; what is engaged is decided here alone"),
     ("machine", "table", "where it was measured: the record [`Machine`](records.md#machine), without what is unknown"),
 ]

@@ -40,7 +40,7 @@ from flatout.records.trace import (
     Toggle,
     Window,
 )
-from flatout.run import isolation, with_client
+from flatout.run import isolation
 from flatout.run.child_process import Child, Ended, Launch, session_files
 from flatout.run.folder import NEEDED_BYTES
 from flatout.run.script import Script
@@ -54,7 +54,7 @@ from flatout.trials.child_failures import (
     not_released,
     raise_failures,
 )
-from flatout.trials.client_failures import not_asked, raise_client_failure
+from flatout.trials.serving import Client
 from flatout.trials.terms import Terms
 
 WARM_UP_STEPS = 30
@@ -102,6 +102,7 @@ class Bench:
         self.longest_run_steps: int | None = None
         self.start_s: float | None = None
         self._child: Child | None = None
+        self._client: Client
         self._name, self._num_children, self._num_ends = "", 0, 0
         self._warm: set[str] = set()
         """Levers that have had the steps that they take for themselves."""
@@ -175,9 +176,8 @@ class Bench:
                 hint="give it more epochs for `tune`; the plan then serves the shorter run as well",
             )
         self._name = str(self._num_children)
-        command, self._scratch = self.script.command, None
-        if self.terms.client:
-            command = with_client.command(command, self.terms.client, self._client_note)
+        self._client = Client(self.script, self.terms, self.run_folder, self._name)
+        command, self._scratch = self._client.beside(self.script.command), None
         if self.terms.isolate:
             self._scratch = self.run_folder / f"scratch-{self._name}"
             command = isolation.isolate(
@@ -244,22 +244,15 @@ class Bench:
             return refusal
         return self._not_measured(end)
 
-    @property
-    def _client_note(self) -> Path:
-        return self.run_folder / f"client-{self._name}.json"
-
     def _wait(self) -> None:
-        """While the script has made no call yet: a client that does nothing but fail is told of before the limit."""
-        if self.terms.client:
-            raise_client_failure(self.script, self.terms, self._client_note)
+        self._client.look()
         if self.on_wait is not None:
             self.on_wait()
 
     def _not_measured(self, end: Ended) -> ScriptError:
         """Why the plain script gave nothing; of one that was too slow also whether others kept it from the CPU."""
-        if self.terms.client and end.hung:
-            return not_asked(self.script, self.terms, self._client_note, end)
-        return cannot_measure(self.script, end, self.terms.start_limit_s, self.taken_now() if end.hung else None)
+        taken = self.taken_now() if end.hung else None
+        return self._client.why_no_calls(end) or cannot_measure(self.script, end, self.terms.start_limit_s, taken)
 
     def _note(self, records: list[Record]) -> None:
         for record in records:
