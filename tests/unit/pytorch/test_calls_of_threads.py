@@ -113,6 +113,81 @@ def test_each_thread_computes_with_the_threads_of_the_lever_and_with_its_own_aft
     assert seen == {("1", 0): 1, ("2", 0): 2, ("1", 1): 3, ("2", 1): 3, ("1", 2): 1, ("2", 2): 2}
 
 
+# -- calls that go together ----------------------------------------------------------------------------------------
+
+
+def gathered(watched, net, inputs, *, num=20):
+    """Answers of as many threads as there are inputs, under the lever."""
+    watched.pytorch.engage({"micro_batching": {}})
+
+    def ask(x):
+        with torch.no_grad():
+            return [net(x) for _ in range(num)]
+
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        return list(pool.map(ask, inputs))
+
+
+def test_calls_that_come_together_are_computed_as_one_and_each_has_its_rows_for_itself(watch):
+    plain = Net().eval()
+    watched, net = watch(), copy.deepcopy(plain).eval()
+    assert not in_threads(net, plain, 10)
+    net.register_forward_pre_hook(lambda *_: time.sleep(0.002))  # long enough for others to come
+    inputs = [torch.randn(batch, 3, 8, 8) for batch in (1, 2, 1, 3, 1, 1)]
+    found = gathered(watched, net, inputs)
+    for x, outs in zip(inputs, found, strict=True):
+        assert all(torch.allclose(out, plain(x), atol=1e-5) for out in outs)
+        outs[0].zero_()
+    pointers = {out.untyped_storage().data_ptr() for outs in found for out in outs}
+    assert len(pointers) == 20 * len(inputs)
+    assert " batches, " in watched.pytorch.evidence()[0]["micro_batching"]
+
+
+def test_a_model_whose_rows_depend_on_each_other_answers_call_by_call_and_says_why(watch):
+    class Mean(Net):
+        def forward(self, x):
+            time.sleep(0.002)
+            return super().forward(x - x.mean())
+
+    watch.may_fail = True
+    plain = Mean().eval()
+    watched, net = watch(), copy.deepcopy(plain).eval()
+    assert not in_threads(net, plain, 10)
+    inputs = [torch.randn(1, 3, 8, 8) for _ in range(4)]
+    for x, outs in zip(inputs, gathered(watched, net, inputs), strict=True):
+        assert all(torch.allclose(out, plain(x), atol=1e-5) for out in outs)
+    ((stage, problem),) = watched.listener.failures
+    assert stage == "step" and "depend on each other" in str(problem) and not watched.pytorch.engaged()
+
+
+def test_a_call_that_raises_raises_in_its_own_thread_alone(watch):
+    class Picky(Net):
+        def forward(self, x):
+            time.sleep(0.002)
+            if (x > 90).any():
+                raise ValueError("too bright")
+            return super().forward(x)
+
+    plain = Picky().eval()
+    watched, net = watch(), copy.deepcopy(plain).eval()
+    assert not in_threads(net, plain, 10)
+    watched.pytorch.engage({"micro_batching": {}})
+
+    def ask(x):
+        raised = 0
+        for _ in range(20):
+            try:
+                with torch.no_grad():
+                    assert torch.allclose(net(x), plain(x), atol=1e-5)
+            except ValueError:
+                raised += 1
+        return raised
+
+    inputs = [torch.randn(1, 3, 8, 8) for _ in range(3)] + [torch.full((1, 3, 8, 8), 99.0)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, inputs)) == [0, 0, 0, 20]
+
+
 # -- the gate ------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ NAMES = (
     *("workers", "ahead", "fused_fetch", "sample_store", "virtual_workers", "decoded_store", "read_ahead"),
     *("pinned_memory", "device_prefetch", "device_store", "cudnn_benchmark", "tf32", "channels_last"),
     *("fused_optimizer", "foreach_optimizer", "fused_attention", "attention", "checkpointing", "compile", "bf16"),
-    *("inference_mode", "onnxruntime", "openvino", "int8"),
+    *("inference_mode", "onnxruntime", "openvino", "int8", "micro_batching"),
     *("ranks", "bf16_gradients", "no_debug", "batch_size"),
 )
 """Of each its file; its class is named like it: `TheName` in `the_name.py`."""
