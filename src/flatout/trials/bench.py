@@ -102,7 +102,7 @@ class Bench:
         self.longest_run_steps: int | None = None
         self.start_s: float | None = None
         self._child: Child | None = None
-        self._client: Client
+        self._client = Client(script, terms, run_folder, "")
         self._name, self._num_children, self._num_ends = "", 0, 0
         self._warm: set[str] = set()
         """Levers that have had the steps that they take for themselves."""
