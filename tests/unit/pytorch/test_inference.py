@@ -263,7 +263,7 @@ def test_signals_reach_the_script_though_two_models_of_openvino_have_gone_in_the
 import gc, signal, torch
 from pathlib import Path
 from flatout.frameworks.pytorch.levers import registry
-runtime, here = registry()["openvino"].runtime({}), Path({str(tmp_path)!r})
+runtime, here = registry()["openvino"].runtime({{}}), Path({str(tmp_path)!r})
 runtime.convert(torch.export.export(torch.nn.Linear(4, 4), (torch.ones(1, 4),)), here)
 first, second = runtime.load(here), runtime.load(here)
 del first

@@ -1,6 +1,8 @@
 """Is a model in 8-bit integers fitted to the script's first inputs, and judged by its answers to others?"""
 
 import logging
+import os
+import subprocess
 import sys
 from importlib.util import find_spec
 
@@ -11,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from answering import Net  # noqa: E402
+from flatout.frameworks.pytorch import quantize  # noqa: E402
 from flatout.frameworks.pytorch.levers.int8 import NEEDED, Int8  # noqa: E402
 from flatout.judge.agreement import judge  # noqa: E402
 
@@ -42,6 +45,18 @@ class Shapes(nn.Module):
 
     def forward(self, x):
         return torch.relu(x * self.scale).flatten(1)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.head = nn.LSTM(24, 32, 2, batch_first=True), nn.Linear(32, 100)
+        with torch.no_grad():
+            for weight in self.layers.parameters():
+                weight *= 4
+
+    def forward(self, x):
+        return self.head(self.layers(x.flatten(2).reshape(len(x), 8, 24))[0][:, -1])
 
 
 @pytest.fixture(scope="module")
@@ -200,3 +215,87 @@ def test_a_torn_artifact_is_calibrated_anew_by_a_trial_and_left_alone_by_a_run(w
     called(net, inputs[:40])
     assert call.num_calls == 9 and call.num_plain == {"calibrating": 31}
     assert len(true) == 40
+
+
+def test_two_runtimes_are_judged_each_without_its_own_calibration_alone(watch, tmp_path, inputs):
+    net = Net()
+    watched = begun(watch, net, tmp_path)
+    both = [engaging(name) for name in NEEDED]
+    calls = []
+    for levers in both:
+        calls.append(engaged(watched, levers))
+        called(net, inputs[40 * len(calls) :][:40])
+    assert calls[0] is not calls[1] and not calls[0].calibrated_with & calls[1].calibrated_with
+    for levers in both:
+        watched.compare(watched.listener.num_steps + 1, levers, "answers")
+        called(net, [*inputs[:140], *inputs[:140]])
+        answers = watched.difference("answers").answers
+        watched.answers.clear()
+        assert (answers.num, answers.num_inputs, answers.num_shared) == (4 * (140 - 32), 140, 32)
+    assert engaged(watched, both[0]) is calls[0]
+    assert (
+        evidence(watched).startswith(f"{9 + 140 - 32} calls by onnxruntime")
+        and evidence(watched).count("operators") == 1
+    )
+
+
+def test_a_model_that_loses_answers_disagrees(watch, tmp_path):
+    """A recurrence whose small errors grow."""
+    net = Recurrent()
+    inputs = torch.randn(200, 4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    levers = engaging("openvino")
+    watched = begun(watch, net, tmp_path)
+    engaged(watched, levers)
+    called(net, inputs[:40])
+    watched.compare(watched.listener.num_steps + 1, levers, "answers")
+    called(net, [*inputs, *inputs])
+    found = judge(watched.answers, "lossy", ("answers",))
+    assert found.verdict == "disagrees" and "0 by rounding alone: up to 1 % is believed" in found.detail
+
+
+def test_nncf_says_and_changes_nothing_in_the_scripts_process(watch, tmp_path, inputs, capfd):
+    levers = engaging("openvino")
+    before = state_of_the_process()
+    net = Net()
+    watched = begun(watch, net, tmp_path)
+    engaged(watched, levers)
+    called(net, inputs[:40])
+    assert "operators in int8" in evidence(watched)
+    assert state_of_the_process() == before and "nncf" not in sys.modules
+    assert capfd.readouterr() == ("", "")
+
+
+def state_of_the_process():
+    return logging.getLoggerClass(), [*logging.root.handlers], logging.root.level, dict(os.environ)
+
+
+def test_nncf_reports_to_nobody(tmp_path, monkeypatch):
+    asked = []
+    engaging("openvino")
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: asked.append((command, options)) or failed())
+    runtime = Int8().runtime({"runtime": "openvino"})
+    with pytest.raises(RuntimeError, match="no such operation"):
+        runtime.convert(torch.export.export(Net().eval(), (torch.zeros(4, 3, 8, 8),)), tmp_path)
+    ((command, options),) = asked
+    assert options["env"]["CI"] == "true" and command[1:3] == ["-I", quantize.__file__]
+
+
+def failed():
+    return subprocess.CompletedProcess([], 1, "", "Traceback\nValueError: no such operation\n")
+
+
+def test_what_is_not_installed_is_said_of_each_runtime_and_the_others_are_tried(watch, tmp_path, monkeypatch):
+    lever, there = Int8(), {"onnxruntime", "onnx", "onnxscript", "openvino"}
+    monkeypatch.setattr(
+        "flatout.frameworks.pytorch.runtime_lever.find_spec", lambda name: name if name in there else None
+    )
+    assert lever.lacks(None) is None and lever.settings(None, None) == ({"runtime": "onnxruntime"},)
+    net = Net()
+    watched = begun(watch, net, tmp_path)
+    watched.pytorch.engage({"int8": {"runtime": "openvino"}})
+    assert watched.pytorch.evidence() == ({}, {"int8": "openvino not installed: `pip install 'flatout[nncf]'`"})
+    there.clear()
+    assert lever.settings(None, None) == ()
+    wanted = {"onnxruntime": "onnx", "openvino": "nncf"}
+    said = [f"{name} not installed: `pip install 'flatout[{extra}]'`" for name, extra in wanted.items()]
+    assert lever.lacks(None) == "; ".join(said)

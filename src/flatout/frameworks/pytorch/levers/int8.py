@@ -64,29 +64,19 @@ class Int8(RuntimeLever):
     parameter = "runtime"
     choices: ClassVar = tuple(NEEDED)
     optional = True
-    conflicts: ClassVar = (
-        "compile",
-        "bf16",
-        "channels_last",
-        "fused_attention",
-        "inference_mode",
-        "onnxruntime",
-        "openvino",
-    )
+    conflicts: ClassVar = (*Onnxruntime.conflicts, "onnxruntime")
 
     def lacks(self, machine: Machine) -> str | None:
         """A runtime."""
-        missing = {name: not_installed(*needed) for name, needed in NEEDED.items()}
-        return "; ".join(f"{name} {why}" for name, why in missing.items()) if all(missing.values()) else None
+        return None if _installed() else "; ".join(f"{name} {not_installed(*NEEDED[name])}" for name in NEEDED)
 
     def settings(self, facts: Facts, machine: Machine) -> tuple[Mapping[str, Setting], ...]:
         """The runtimes that are installed."""
-        return tuple({"runtime": name} for name, needed in NEEDED.items() if not not_installed(*needed))
+        return tuple({"runtime": name} for name in _installed())
 
     def package(self, settings: Mapping[str, Setting]) -> str:
         """The runtime that is named, else the first that is installed."""
-        installed = (name for name, needed in NEEDED.items() if not not_installed(*needed))
-        return str(settings.get("runtime") or next(installed, "onnxruntime"))
+        return str(settings.get("runtime") or [*_installed(), *NEEDED][0])
 
     def call(self, call: Any, runtime: Any, folder: Path, *, at_once: bool) -> CalibratedCall:
         """What takes the place of a model's call."""
@@ -112,7 +102,31 @@ class Int8(RuntimeLever):
         return said and "; ".join([said, *parts])
 
 
-class _Int8OnnxRuntime(OnnxRuntime):
+def _installed() -> list[str]:
+    return [name for name, needed in NEEDED.items() if not not_installed(*needed)]
+
+
+class _Counted:
+    """Counts how many of the operators that multiply are computed in integers."""
+
+    def count(self, num: int, left: Sequence[str], path: Path) -> None:
+        """Note how many are, beside those that are left.
+
+        Raises:
+            NotExported: None is.
+        """
+        from flatout.frameworks.pytorch.seams.exported import NotExported
+
+        if not num:
+            raise NotExported(f"the runtime quantizes none of it ({', '.join(sorted({*left})) or 'no operator'})")
+        (path / OPERATORS).write_text(f"{num} of {num + len(left)}")
+
+    def described(self, path: Path) -> str:
+        """What was noted."""
+        return f"{(path / OPERATORS).read_text()} operators in int8"
+
+
+class _Int8OnnxRuntime(_Counted, OnnxRuntime):
     def __init__(self, package: Any) -> None:
         super().__init__(package)
         self.name = f"int8-{self.name}"
@@ -145,9 +159,6 @@ class _Int8OnnxRuntime(OnnxRuntime):
         prepared.unlink()
         self._look_into(whole)
 
-    def described(self, path: Path) -> str:
-        return _described(path)
-
     def _look_into(self, path: Path) -> None:
         import onnx
 
@@ -155,10 +166,10 @@ class _Int8OnnxRuntime(OnnxRuntime):
         self.session(path, made=made)
         types = [node.op_type for node in onnx.load(str(made)).graph.node]
         made.unlink()
-        _count(sum(one in IN_INTEGERS for one in types), [one for one in types if one in IN_FLOAT], path.parent)
+        self.count(sum(one in IN_INTEGERS for one in types), [one for one in types if one in IN_FLOAT], path.parent)
 
 
-class _Int8OpenVino(OpenVino):
+class _Int8OpenVino(_Counted, OpenVino):
     def __init__(self, package: Any) -> None:
         super().__init__(package)
         self.name = f"int8-{self.name}-nncf-{version('nncf')}"
@@ -173,16 +184,8 @@ class _Int8OpenVino(OpenVino):
         super().convert(program, whole)
         for num, tensors in enumerate(self.inputs):
             np.savez(whole / f"{num:04}.npz", *(one.numpy() for one in tensors))
-        # -I: no file of the script's, nor flatout, gets in between
-        command = [
-            sys.executable,
-            "-I",
-            quantize.__file__,
-            str(path),
-            "enable" if saturates() else "disable",
-            *sys.path,
-        ]
-        environment = {**os.environ, **TO_NOBODY}
+        fix, environment = "enable" if saturates() else "disable", {**os.environ, **TO_NOBODY}
+        command = [sys.executable, "-I", quantize.__file__, str(path), fix, *sys.path]  # -I: flatout stays out of it
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment)
         if done.returncode:
             raise RuntimeError((done.stderr.strip().splitlines() or [f"NNCF ended with {done.returncode}"])[-1])
@@ -192,27 +195,7 @@ class _Int8OpenVino(OpenVino):
         kernels = [(one["layerType"].value, one["primitiveType"].value) for one in told]
         multiply = [(kind, kernel.lower().endswith("_i8")) for kind, kernel in kernels if kind in MULTIPLY]
         left = [kind for kind, in_integers in multiply if not in_integers]
-        _count(len(multiply) - len(left), left, path)
-
-    def described(self, path: Path) -> str:
-        return _described(path)
-
-
-def _count(num: int, left: Sequence[str], path: Path) -> None:
-    """Note how many operators are computed in integers, beside those that are left.
-
-    Raises:
-        NotExported: None is.
-    """
-    from flatout.frameworks.pytorch.seams.exported import NotExported
-
-    if not num:
-        raise NotExported(f"the runtime quantizes none of it ({', '.join(sorted({*left})) or 'no operator'})")
-    (path / OPERATORS).write_text(f"{num} of {num + len(left)}")
-
-
-def _described(path: Path) -> str:
-    return f"{(path / OPERATORS).read_text()} operators in int8"
+        self.count(len(multiply) - len(left), left, path)
 
 
 def saturates() -> bool:
