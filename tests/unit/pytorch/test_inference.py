@@ -264,7 +264,7 @@ def test_signals_reach_the_script_though_two_models_of_openvino_have_gone_in_the
 import gc, signal, torch
 from pathlib import Path
 from flatout.frameworks.pytorch.levers import registry
-runtime, here = registry()["openvino"].runtime(), Path({str(tmp_path)!r})
+runtime, here = registry()["openvino"].runtime({{}}), Path({str(tmp_path)!r})
 runtime.convert(torch.export.export(torch.nn.Linear(4, 4), (torch.ones(1, 4),)), here)
 first, second = runtime.load(here), runtime.load(here)
 del first
@@ -285,7 +285,7 @@ def test_onnxruntime_is_loaded_without_its_reports_and_not_at_all_where_somethin
     asked = """
 import os
 from flatout.frameworks.pytorch.levers import registry
-registry()["onnxruntime"].runtime()
+registry()["onnxruntime"].runtime({})
 held = [os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")]
 print([one for one in held if "onnxruntime.db" in one], "ORT_DISABLE_TELEMETRY" in os.environ)
 """

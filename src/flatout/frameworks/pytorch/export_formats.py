@@ -86,13 +86,13 @@ FORMATS = {
     "onnx": Format(
         packages=Onnxruntime.packages,
         extra=Onnxruntime.extra,
-        runtime=lambda module, inputs: Onnxruntime().runtime(),
+        runtime=lambda module, inputs: Onnxruntime().runtime({}),
         loader=_loader("onnxruntime", _ONNX),
     ),
     "openvino": Format(
         packages=Openvino.packages,
         extra=Openvino.extra,
-        runtime=lambda module, inputs: Openvino().runtime(),
+        runtime=lambda module, inputs: Openvino().runtime({}),
         loader=_loader("openvino", _OPENVINO),
     ),
     "torchscript": Format(

@@ -9,7 +9,7 @@ import contextlib
 import os
 import tempfile
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from flatout.frameworks.lever import Check, Lever
 from flatout.records.ceilings import Machine
 from flatout.records.facts import Facts
-from flatout.records.plan import LeverClass
+from flatout.records.plan import LeverClass, label
 from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
@@ -28,12 +28,15 @@ if TYPE_CHECKING:
 
 TRAINS = "the script trains: another runtime has no gradients"
 
+TO_NOBODY = {"CI": "true", "ORT_DISABLE_TELEMETRY": "1"}
+"""Variables by which runtimes do not report to their makers."""
+
 
 @contextlib.contextmanager
 def telling_nobody() -> Iterator[None]:
     """Runtimes that report to their makers, as they are loaded or when they convert, do not within this."""
-    former = {name: os.environ.get(name) for name in ("CI", "ORT_DISABLE_TELEMETRY")}
-    os.environ.update({"CI": "true", "ORT_DISABLE_TELEMETRY": "1"})
+    former = {name: os.environ.get(name) for name in TO_NOBODY}
+    os.environ.update(TO_NOBODY)
     try:
         yield
     finally:
@@ -42,6 +45,11 @@ def telling_nobody() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def not_installed(packages: Sequence[str], extra: str) -> str | None:
+    """What installs these packages of another runtime; None where they are."""
+    return f"not installed: `pip install 'flatout[{extra}]'`" if None in map(find_spec, packages) else None
 
 
 class RuntimeLever(Lever):
@@ -58,7 +66,7 @@ class RuntimeLever(Lever):
     """What installs them: `flatout[onnx]`."""
 
     @abstractmethod
-    def runtime(self) -> Runtime:
+    def runtime(self, settings: Mapping[str, Setting]) -> Runtime:
         """The runtime, loaded."""
 
     def applies(self, facts: Facts, machine: Machine) -> str | None:
@@ -75,14 +83,17 @@ class RuntimeLever(Lever):
 
     def lacks(self, machine: Machine) -> str | None:
         """The runtime."""
-        missing = [name for name in self.packages if find_spec(name) is None]
-        return f"not installed: `pip install 'flatout[{self.extra}]'`" if missing else None
+        return not_installed(self.packages, self.extra)
 
-    def call(self, call: Any, folder: Path, *, at_once: bool) -> ExportedCall:
+    def package(self, settings: Mapping[str, Setting]) -> str:
+        """What computes under these settings."""
+        return self.packages[0]
+
+    def call(self, call: Any, runtime: Any, folder: Path, *, at_once: bool) -> ExportedCall:
         """What takes the place of a model's call."""
         from flatout.frameworks.pytorch.seams.exported import ExportedCall
 
-        return ExportedCall(call, self.runtime(), folder, at_once=at_once)
+        return ExportedCall(call, runtime, folder, at_once=at_once)
 
     def engage(self, session: Session, settings: Mapping[str, Setting]) -> None:
         """Compute each call elsewhere once its kind of inputs has come a few times."""
@@ -94,10 +105,12 @@ class RuntimeLever(Lever):
         if folder is None:  # a run without a plan's folder: what is made lasts as long as the process
             kept = session.kept[self.name] = tempfile.TemporaryDirectory(prefix="flatout-")
             folder = kept.name
+        name = label({self.name: settings})
         for call in session.calls.found:
-            if self.name not in call.kept:
-                call.kept[self.name] = self.call(call, Path(folder), at_once=session.loaders.studies)
-            call.compute = call.kept[self.name]
+            if name not in call.kept:
+                runtime = self.runtime(settings)
+                call.kept[name] = self.call(call, runtime, Path(folder), at_once=session.loaders.studies)
+            call.compute = call.kept[name]
 
     def release(self, session: Session) -> None:
         """As the model is written; what was exported is kept for another time."""
@@ -109,19 +122,21 @@ class RuntimeLever(Lever):
 
     def evidence(self, session: Session) -> str | None:
         """Calls that were computed elsewhere, and those that were not."""
-        num = sum(one.num_calls for one in self._exported(session))
+        num, package = sum(one.num_calls for one in self.exported(session)), self.package(session.engaged[self.name])
         rest = "".join(f", {some:,} by the model ({reason})" for reason, some in self._plain(session).items())
-        return f"{num:,} calls by {self.packages[0]} {version(self.packages[0])}{rest}" if num else None
+        return f"{num:,} calls by {package} {version(package)}{rest}" if num else None
 
     def why_no_evidence(self, session: Session) -> str:
         """What all calls have that cannot be computed elsewhere."""
         return "; ".join(self._plain(session))
 
-    def _exported(self, session: Session) -> list[ExportedCall]:
-        return [call.kept[self.name] for call in session.calls.found if self.name in call.kept]
+    def exported(self, session: Session) -> list[Any]:
+        """What takes the place of calls under the settings that it is engaged with."""
+        name = label({self.name: session.engaged[self.name]})
+        return [call.kept[name] for call in session.calls.found if name in call.kept]
 
     def _plain(self, session: Session) -> dict[str, int]:
         found: dict[str, int] = {}
-        for reason, num in (item for one in self._exported(session) for item in one.num_plain.items()):
+        for reason, num in (item for one in self.exported(session) for item in one.num_plain.items()):
             found[reason] = found.get(reason, 0) + num
         return found

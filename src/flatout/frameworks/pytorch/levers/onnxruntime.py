@@ -5,10 +5,12 @@ Each kind of inputs is exported for itself, so that no batch size is built in. O
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.frameworks.pytorch.runtime_lever import RuntimeLever, telling_nobody
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.seams.exported import Run, Runtime
@@ -23,7 +25,7 @@ class Onnxruntime(RuntimeLever):
     packages: ClassVar = ("onnxruntime", "onnx", "onnxscript")
     extra = "onnx"
 
-    def runtime(self) -> Runtime:
+    def runtime(self, settings: Mapping[str, Setting]) -> Runtime:
         """ONNX Runtime, with as many threads as PyTorch has."""
         with telling_nobody():
             import onnxruntime

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flatout.frameworks.pytorch.runtime_lever import RuntimeLever, telling_nobody
+from flatout.records.trace import Setting
 
 if TYPE_CHECKING:
     from flatout.frameworks.pytorch.seams.exported import Run, Runtime
@@ -27,25 +28,29 @@ class Openvino(RuntimeLever):
     packages: ClassVar = ("openvino",)
     extra = "openvino"
 
-    def runtime(self) -> Runtime:
+    def runtime(self, settings: Mapping[str, Setting]) -> Runtime:
         """OpenVINO, with as many threads as PyTorch has."""
         with telling_nobody():
             import openvino
 
-        return _OpenVino(openvino)
+        return OpenVino(openvino)
 
 
-class _OpenVino:
+class OpenVino:
+    """Converts and computes."""
+
     def __init__(self, package: Any) -> None:
         self._package = package
         self.name = f"openvino-{package.__version__.partition('-')[0]}"
 
     def convert(self, program: Any, path: Path) -> None:
+        """Write it as OpenVINO does."""
         with telling_nobody():
             model = self._package.convert_model(program)
         self._package.save_model(model, str(path / "model.xml"), compress_to_fp16=False)
 
-    def load(self, path: Path) -> Run:
+    def compiled(self, file: Path) -> Any:
+        """What computes a file."""
         import torch
 
         settings = {
@@ -54,7 +59,13 @@ class _OpenVino:
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         }
         with own_signal_stack():
-            model = self._package.Core().compile_model(str(path / "model.xml"), "CPU", settings)
+            return self._package.Core().compile_model(str(file), "CPU", settings)
+
+    def load(self, path: Path) -> Run:
+        """What computes what `convert` has written."""
+        import torch
+
+        model = self.compiled(path / "model.xml")
         outputs, idle = list(model.outputs), list[Any]()
 
         def run(tensors: Any) -> list[Any]:

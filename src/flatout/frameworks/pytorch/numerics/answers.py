@@ -19,6 +19,7 @@ from flatout.frameworks.pytorch.seams.calibrated import CALLS_WITHOUT_NEW, Calib
 from flatout.frameworks.pytorch.seams.outer_call import OuterCall
 from flatout.frameworks.pytorch.seams.trees import digest as hash_of
 from flatout.records.difference import LARGE_ERROR, Answers, Difference
+from flatout.records.plan import label
 from flatout.records.trace import Levers
 
 ENOUGH_ANSWERS = 1000
@@ -62,7 +63,7 @@ class AnswerCount:
                 continue
             self._seen.add(digest)
             self._num_without_new = 0
-            if any(digest in kept.calibrated_with for kept in _calibrated(one)):
+            if any(digest in kept.calibrated_with for kept in self._calibrated(one)):
                 self._num_shared += 1
             else:
                 self._compare(one)
@@ -74,9 +75,9 @@ class AnswerCount:
         self._moved[one.call] = moved_call.former_values
         moved = self._replayer.run([moved_call])
         self._engage(self._levers)
-        before = sum(kept.num_calls for kept in _calibrated(one))
+        before = sum(kept.num_calls for kept in self._calibrated(one))
         changed = self._replayer.run([one], levers=True)
-        elsewhere = sum(kept.num_calls for kept in _calibrated(one)) > before
+        elsewhere = sum(kept.num_calls for kept in self._calibrated(one)) > before
         self._engage({})
         if not elsewhere:  # what the model computed itself says nothing
             return
@@ -85,6 +86,11 @@ class AnswerCount:
         num_others, num = num_changed(plain, changed)
         self._num_changed += num_others
         self._num += num
+
+    def _calibrated(self, captured: CapturedCall) -> Iterator[CalibratedCall]:
+        """What takes its place under the levers; others with settings of their own were fitted to other inputs."""
+        kept = (captured.call.kept.get(label({name: settings})) for name, settings in self._levers.items())
+        return (one for one in kept if isinstance(one, CalibratedCall))
 
     def found(self) -> Difference:
         """What was counted."""
@@ -116,7 +122,3 @@ def _near(before: torch.Tensor, after: torch.Tensor) -> bool:
         return False
     norm = float(before.double().norm())
     return float((after.double() - before.double()).norm()) <= LARGE_ERROR * norm
-
-
-def _calibrated(captured: CapturedCall) -> Iterator[CalibratedCall]:
-    return (kept for kept in captured.call.kept.values() if isinstance(kept, CalibratedCall))
