@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import nn  # noqa: E402
+
 from answering import Net  # noqa: E402
 from flatout.frameworks.pytorch.seams import gate as gates  # noqa: E402
 from flatout.frameworks.pytorch.seams.gate import CallsUnderWay, Gate  # noqa: E402
@@ -74,6 +76,34 @@ def test_eight_threads_with_mixed_shapes_get_plain_answers_while_levers_come_and
     if runtime:
         watched.pytorch.engage(levers[0])
         assert f"calls by {runtime}" in watched.pytorch.evidence()[0][runtime]
+
+
+POOL = ThreadPoolExecutor(2)
+
+
+class Split(nn.Module):
+    """Computes its parts in other threads."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        halves = [POOL.submit(part, x) for part in (self.left, self.right)]
+        return sum(half.result(10) for half in halves)
+
+
+def test_a_model_that_waits_for_calls_of_other_threads_is_not_kept_from_them_by_an_export(watch, monkeypatch):
+    pytest.importorskip("openvino", reason="needs openvino: pip install 'flatout[openvino]'")
+    monkeypatch.setattr(gates, "LONGEST_WAIT_S", 0.1)
+    watched, net, x = watch(), Split().eval(), torch.ones(2, 8)
+    with torch.no_grad():
+        true = [net(x) for _ in range(12)][0]
+        watched.pytorch.engage({"openvino": {}})
+        found = [net(x) for _ in range(6)]
+    assert all(torch.allclose(one, true, rtol=1e-4, atol=1e-5) for one in found)
+    assert "TimeoutError" not in repr(watched.listener.failures)
+    watched.listener.failures.clear()  # how much of it is exported is the exporter's
 
 
 def test_numbers_are_compared_though_other_threads_call(watch):
