@@ -1,6 +1,8 @@
 """Do calls of several threads count, give plain's answers under every lever, and leave each other alone?"""
 
 import copy
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -113,6 +115,37 @@ def test_numbers_are_compared_though_other_threads_call(watch):
     watched.compare(60, {"channels_last": {}}, "outputs")
     assert not in_threads(net, plain, 60)
     assert judge(watched.answers, "rounding", ("outputs",)).verdict == "agrees"
+
+
+def test_operations_are_not_counted_where_several_threads_call(watch):
+    plain = Net().eval()
+    watched, net, refused = watch(), copy.deepcopy(plain).eval(), []
+
+    def begin():
+        try:
+            watched.pytorch.begin_census()
+        except RuntimeError as problem:
+            refused.append(str(problem))
+
+    watched.at(60, begin)
+    assert not in_threads(net, plain, 60)
+    assert refused == ["several threads call models: operations are not counted"]
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_a_forked_process_gets_the_models_own_answers(watch, runtime):
+    pytest.importorskip(runtime, reason=f"needs {runtime}: pip install 'flatout[onnx,openvino]'")
+    watched, net, x = watch(), Net().eval(), torch.ones(1, 3, 8, 8)
+    with torch.no_grad():
+        for _ in range(12):
+            true = net(x)
+        watched.pytorch.engage({runtime: {}})
+        net(x)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            os._exit(0 if torch.equal(net(x), true) and len(net(torch.ones(4, 3, 8, 8))) == 4 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_each_thread_computes_with_the_threads_of_the_lever_and_with_its_own_after_it(watch):

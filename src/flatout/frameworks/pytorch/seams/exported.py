@@ -12,6 +12,7 @@ import copy
 import hashlib
 import inspect
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -94,6 +95,7 @@ class ExportedCall:
         """By kind of inputs; None where it is not to be exported for them."""
         self._seen: dict[Any, int] = {}
         self._state = _State(call.module)
+        self._process = os.getpid()
         self._why = ""
         """What among the inputs cannot be told from others."""
         self.num_calls = 0
@@ -119,6 +121,8 @@ class ExportedCall:
             return "the model is in training mode"
         if torch.is_autocast_enabled("cpu"):
             return "autocast"
+        if os.getpid() != self._process:  # a runtime's threads are not there
+            return "a forked process"
         if not self._state.unchanged:
             return "the weights have changed since"
         if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
