@@ -258,7 +258,9 @@ def baseline(result: Result, label_: str = "baseline", on: On = "both") -> Row:
 
 
 def _paced(result: Result) -> str:
-    return f"in the models; {words.rate(1 / result.anatomy.step_s)}, at the pace of who calls"
+    plain = (result.latency or {}).get("plain")
+    rate = f"{words.rate(plain.steps_per_s)}, " if plain is not None and plain.steps_per_s is not None else ""
+    return f"in the models; {rate}at the pace of who calls"
 
 
 def binding(result: Result) -> Row:

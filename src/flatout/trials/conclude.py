@@ -52,7 +52,7 @@ def result_of(conduct: Conduct) -> Result:
         tuned_anatomy=conduct.tuned_anatomy, trials=tuple(conduct.trials),
         untried=tuple(conduct.untried), remeasured=conduct.final, input_trial=_input_trial(conduct),
         break_even_steps=math.ceil(conduct.budget.spent_s / saved_s) if saved_s > 0 else None,
-        goal=conduct.goal.terms.compared_by,
+        goal="latency" if any(w.goal == "latency" for w in seen) else "throughput",
         steps_in_run=bench.longest_run_steps, foreign_fraction=sum(foreign) / len(foreign) if foreign else None,
         refused=tuple(bench.refused), written=tuple(bench.written),
         isolation="namespaces with overlays" if conduct.goal.terms.isolate else "none (`--allow-writes`)",

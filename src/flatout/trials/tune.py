@@ -83,7 +83,7 @@ def measured(
             chosen = _to_change_nothing(found, script, goal, is_there=bool(own))
         if chosen is None or not write_plan:
             return _saved(found, run_folder)
-        chosen = replace(chosen, infers=goal.terms.infers, goal=goal.terms.compared_by)
+        chosen = replace(chosen, infers=goal.terms.infers, goal=found.goal)
         former = ranks_of(own, known)
         if former is not None and goal.choice.num_ranks is None and ranks_of(chosen.levers, known) is None:
             num = former[0]

@@ -1,6 +1,8 @@
 """Do calls of several threads count, give plain's answers under every lever, and leave each other alone?"""
 
 import copy
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
 
 from answering import Net  # noqa: E402
 from flatout.frameworks.pytorch.seams import gate as gates  # noqa: E402
@@ -76,12 +80,72 @@ def test_eight_threads_with_mixed_shapes_get_plain_answers_while_levers_come_and
         assert f"calls by {runtime}" in watched.pytorch.evidence()[0][runtime]
 
 
+POOL = ThreadPoolExecutor(2)
+
+
+class Split(nn.Module):
+    """Computes its parts in other threads."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        halves = [POOL.submit(part, x) for part in (self.left, self.right)]
+        return sum(half.result(10) for half in halves)
+
+
+def test_a_model_that_waits_for_calls_of_other_threads_is_not_kept_from_them_by_an_export(watch, monkeypatch):
+    pytest.importorskip("openvino", reason="needs openvino: pip install 'flatout[openvino]'")
+    monkeypatch.setattr(gates, "LONGEST_WAIT_S", 0.1)
+    watched, net, x = watch(), Split().eval(), torch.ones(2, 8)
+    with torch.no_grad():
+        for _ in range(12):
+            true = net(x)
+        watched.pytorch.engage({"openvino": {}})
+        found = [net(x) for _ in range(6)]
+    assert all(torch.allclose(one, true, rtol=1e-4, atol=1e-5) for one in found)
+    assert "TimeoutError" not in repr(watched.listener.failures)
+    watched.listener.failures.clear()  # how much of it is exported is the exporter's
+
+
 def test_numbers_are_compared_though_other_threads_call(watch):
     plain = Net().eval()
     watched, net = watch(), copy.deepcopy(plain).eval()
     watched.compare(60, {"channels_last": {}}, "outputs")
     assert not in_threads(net, plain, 60)
     assert judge(watched.answers, "rounding", ("outputs",)).verdict == "agrees"
+
+
+def test_operations_are_not_counted_where_several_threads_call(watch):
+    plain = Net().eval()
+    watched, net, refused = watch(), copy.deepcopy(plain).eval(), []
+
+    def begin():
+        try:
+            watched.pytorch.begin_census()
+        except RuntimeError as problem:
+            refused.append(str(problem))
+
+    watched.at(60, begin)
+    assert not in_threads(net, plain, 60)
+    assert refused == ["several threads call models: operations are not counted"]
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_a_forked_process_gets_the_models_own_answers(watch, runtime):
+    pytest.importorskip(runtime, reason=f"needs {runtime}: pip install 'flatout[onnx,openvino]'")
+    watched, net, x = watch(), Net().eval(), torch.ones(1, 3, 8, 8)
+    with torch.no_grad():
+        for _ in range(12):
+            true = net(x)
+        watched.pytorch.engage({runtime: {}})
+        net(x)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            os._exit(0 if torch.equal(net(x), true) and len(net(torch.ones(4, 3, 8, 8))) == 4 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_each_thread_computes_with_the_threads_of_the_lever_and_with_its_own_after_it(watch):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from torch import nn  # noqa: E402
 
 from answering import Net  # noqa: E402
 from flatout.frameworks.pytorch import inference  # noqa: E402
+from flatout.frameworks.pytorch.inference import trains  # noqa: E402  as it is without the fixture below
 from flatout.judge.agreement import judge  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("whatever_runs_the_tests_trains")
@@ -142,14 +144,22 @@ def test_a_call_that_raises_is_no_step_and_raises_as_it_would(watch):
 
 
 def test_the_script_is_looked_through_for_a_backward_pass():
-    from types import SimpleNamespace
-
     code = compile("def step(loss):\n    def inner():\n        loss.backward()\n    inner()", "train.py", "exec")
     found = {"__file__": "train.py"}
     exec(code, found)
-    trains = inference.__dict__["_codes"]
-    assert any("backward" in one.co_names for c in trains(found["step"]) for one in inference._within(c))
-    assert not list(trains(SimpleNamespace()))
+    codes = inference.__dict__["_codes"]
+    assert any("backward" in one.co_names for c in codes(found["step"]) for one in inference._within(c))
+    assert not list(codes(SimpleNamespace()))
+
+
+def test_a_script_that_trains_at_its_top_level_is_seen_while_it_runs_also_from_another_thread():
+    found = {}
+    for name, rest in (("trains", "loss.backward()"), ("infers", "pass")):
+        main = SimpleNamespace(__file__=f"{name}.py", look=trains, found=found)
+        lines = f"thread = Thread(target=lambda: found.update({name}=look(main)))\nthread.start()\nthread.join()\n"
+        code = compile(f"{lines}if not found:\n    {rest}", main.__file__, "exec")
+        exec(code, {**vars(main), "main": main, "Thread": threading.Thread})
+    assert found == {"trains": True, "infers": False}
 
 
 # -- answers -------------------------------------------------------------------------------------------------------

@@ -422,6 +422,8 @@ class PyTorch:
 
     def begin_census(self) -> None:
         self._follow()
+        if not self.calls.thread:  # a census is of the thread that begins it, and another one would end it
+            raise RuntimeError("several threads call models: operations are not counted")
         from flatout.frameworks.pytorch.observe.census import OperationCounter  # in trials: it loads tables of formulas
 
         self._census = OperationCounter()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import wraps
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -149,10 +149,11 @@ class Inference:
 def trains(main: Any) -> bool:
     """Whether the code of a script takes gradients somewhere: then it is a script that trains, which has yet to begin.
 
-    Its functions and classes are looked through, not the libraries that it uses.
+    Its functions and classes are looked through, and what of it runs now, not the libraries that it uses.
     """
     file = getattr(main, "__file__", None)
     codes = [code for value in list(vars(main).values()) for code in _codes(value)] if main is not None else []
+    codes += _running()
     return any(TRAINS in one.co_names for code in codes if code.co_filename == file for one in _within(code))
 
 
@@ -161,6 +162,15 @@ def _codes(value: Any) -> Iterator[CodeType]:
         code = getattr(one, "__code__", None)
         if isinstance(code, CodeType):
             yield code
+
+
+def _running() -> Iterator[CodeType]:
+    """What all threads are in: the script itself, which no name of it holds, among it."""
+    for inner in sys._current_frames().values():
+        frame: FrameType | None = inner
+        while frame is not None:
+            yield frame.f_code
+            frame = frame.f_back
 
 
 def _within(code: CodeType) -> Iterator[CodeType]:

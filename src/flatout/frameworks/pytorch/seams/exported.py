@@ -12,6 +12,7 @@ import copy
 import hashlib
 import inspect
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -94,6 +95,7 @@ class ExportedCall:
         """By kind of inputs; None where it is not to be exported for them."""
         self._seen: dict[Any, int] = {}
         self._state = _State(call.module)
+        self._process = os.getpid()
         self._why = ""
         """What among the inputs cannot be told from others."""
         self.num_calls = 0
@@ -119,6 +121,8 @@ class ExportedCall:
             return "the model is in training mode"
         if torch.is_autocast_enabled("cpu"):
             return "autocast"
+        if os.getpid() != self._process:  # a runtime's threads are not there
+            return "a forked process"
         if not self._state.unchanged:
             return "the weights have changed since"
         if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
@@ -140,12 +144,18 @@ class ExportedCall:
         self._seen[kind] = self._seen.get(kind, 0) + 1
         if self._seen[kind] <= self._calls_before and not self._path(kind).exists():
             return None
+        try:
+            refuse(self._call.module)
+        except NotExported:
+            self._kinds[kind] = None
+            raise
+        out = self._call.plain(*args, **kwargs)  # beside other calls, for the model may wait for one of them
         with self._call.gate.apart():  # while something is exported, PyTorch is not itself in other threads
             if kind not in self._kinds:
                 if self._call.compute is not self:  # it was released while this call waited for its turn
                     return None
                 self._kinds[kind] = None
-                self._kinds[kind] = self._export(kind, args, kwargs)
+                self._kinds[kind] = self._export(kind, args, kwargs, out)
         return self._kinds[kind]
 
     @staticmethod
@@ -161,17 +171,14 @@ class ExportedCall:
     def _path(self, kind: Any) -> Path:
         return self._folder / f"{self._runtime.name}-{self._state.digest(kind)}"
 
-    def _export(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedKind:
-        """The call for one kind of inputs, from a file where an earlier process has left one.
+    def _export(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> ExportedKind:
+        """The call for one kind of inputs, for which the model gives `out`, from a file where there is one.
 
         Raises:
             NotExported: It cannot be.
         """
         global num_made
         num_made += 1
-        module = self._call.module
-        refuse(module)
-        out = self._call.plain(*args, **kwargs)
         path = self._path(kind)
         problem: Exception | None = None
         for fresh in (False, True):
