@@ -150,12 +150,7 @@ class Session:
 
     def engage_at_start(self, levers: Levers) -> None:
         """Engage those that wait for no step, before the script goes on; what is not to be had is noted."""
-        for name, settings in levers.items():
-            if self.levers[name].toggles != "step":
-                try:
-                    self.engage(name, settings)
-                except Unavailable as problem:
-                    self.unavailable[name] = str(problem)
+        self._engage_all({name: how for name, how in levers.items() if self.levers[name].toggles != "step"})
 
     def release(self, name: str) -> None:
         """Release one lever that is engaged.
@@ -212,11 +207,7 @@ class Session:
         self.release_all(released)
         new = [name for name in self.levers if name in togglable and name not in self.engaged]
         self.unavailable = {n: why for n, why in self.unavailable.items() if self.levers[n].toggles == "process"}
-        for name in new:  # in the registry's order, which is that in which they build on each other
-            try:
-                self.engage(name, togglable[name])
-            except Unavailable as problem:
-                self.unavailable[name] = str(problem)
+        self._engage_all({name: togglable[name] for name in new})  # in the registry's order: they build on each other
         return Toggle(
             engaged={name: togglable[name] for name in new if name not in self.unavailable},
             released=tuple(released),
@@ -224,14 +215,20 @@ class Session:
             step=-1,
         )
 
+    def _engage_all(self, levers: Levers) -> None:
+        for name, settings in levers.items():
+            try:
+                self.engage(name, settings)
+            except Unavailable as problem:
+                self.unavailable[name] = str(problem)
+
     def engage_again(self) -> None:
         """Extend the engaged levers to models and optimizers that have come since."""
         wanted = {name: s for name, s in self.engaged.items() if self.levers[name].toggles == "step"}
         with self.calls.gate:
             self.calls.gate.alone()
             self.release_all(list(wanted))
-            for name, settings in wanted.items():
-                self.engage(name, settings)
+            self._engage_all(wanted)
 
     def evidence(self) -> tuple[dict[str, str], dict[str, str]]:
         """Lever to proof, and lever to why there is none."""
