@@ -77,7 +77,7 @@ class GatheredCalls:
         return one.out if one.done else compute(*args, **kwargs)
 
     def _lead(self, one: _Waiting, compute: Compute) -> None:
-        batch = [one, *self._taken(one)]
+        batch = [one, *([] if self.refused else self._taken(one))]
         try:
             if len(batch) == 1:
                 args, kwargs = tree_unflatten(one.leaves, one.spec)
