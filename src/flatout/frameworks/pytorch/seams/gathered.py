@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from flatout.frameworks.pytorch.seams.exported import BATCHES_APART, PLAIN
+from flatout.frameworks.pytorch.seams.gate import LONGEST_WAIT_S
 
 MOST_ROWS = 64
 """Rows of a batch; one call may have more by itself."""
@@ -69,7 +70,7 @@ class GatheredCalls:
                 self._waiting.append(one)
         try:
             if not one.leads:
-                one.turn.wait()
+                one.turn.wait(LONGEST_WAIT_S)  # else it goes by itself: the one before it may wait for this one
             if one.leads:
                 self._lead(one, compute)
         finally:
