@@ -36,6 +36,8 @@ METRICS = {
     "gan": r"^epoch 1 loss_d \d+\.\d{4} loss_g \d+\.\d{4}$",
 }
 NAMES = list(SETTINGS)
+SERVING = ["ask", "serve"]
+"""These are run by `test_serving.py`."""
 
 
 AGAIN_AND_OTHERWISE = """
@@ -126,7 +128,7 @@ def test_another_seed_gives_another_run(name):
 @pytest.mark.smoke
 def test_there_is_a_run_for_every_example_and_none_of_them_knows_flatout():
     scripts = sorted(EXAMPLES.glob("*.py"))
-    assert sorted(NAMES) == [script.stem for script in scripts]
+    assert sorted([*NAMES, *SERVING]) == [script.stem for script in scripts]
     for script in scripts:
         assert "flatout" not in script.read_text(encoding="utf-8")
 

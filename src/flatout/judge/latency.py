@@ -44,7 +44,7 @@ def latency(samples: Sequence[float]) -> Latency:
     """Percentiles by the nearest rank.
 
     >>> latency([0.1] * 43 + [0.2] * 7)
-    Latency(num_calls=50, seconds={50: 0.1, 90: 0.2})
+    Latency(num_calls=50, seconds={50: 0.1, 90: 0.2}, steps_per_s=None)
     """
     ordered = sorted(samples)
     known = [p for p in PERCENTILES if len(ordered) >= fewest(p)]

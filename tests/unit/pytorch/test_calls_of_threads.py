@@ -252,6 +252,26 @@ def test_a_call_that_raises_raises_in_its_own_thread_alone(watch):
         assert list(pool.map(ask, inputs)) == [0, 0, 0, 20]
 
 
+def test_a_call_that_another_one_waits_for_does_not_wait_for_it_for_ever(watch, monkeypatch):
+    monkeypatch.setattr("flatout.frameworks.pytorch.seams.gathered.LONGEST_WAIT_S", 0.1)
+
+    class Asks(Net):
+        def forward(self, x):
+            if x.sum() > 0:
+                helper = threading.Thread(target=lambda: inner.append(net(-x)))
+                helper.start()
+                helper.join(20)
+            return super().forward(x)
+
+    watched, net, inner = watch(), Asks().eval(), []
+    with torch.no_grad():
+        for _ in range(20):
+            net(-torch.ones(1, 3, 8, 8))
+        watched.pytorch.engage({"micro_batching": {}})
+        net(torch.ones(1, 3, 8, 8))
+    assert len(inner) == 1
+
+
 # -- the gate ------------------------------------------------------------------------------------------------------
 
 

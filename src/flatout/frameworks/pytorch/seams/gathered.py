@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from flatout.frameworks.pytorch.seams.exported import BATCHES_APART, PLAIN
+from flatout.frameworks.pytorch.seams.gate import LONGEST_WAIT_S
 
 MOST_ROWS = 64
 """Rows of a batch; one call may have more by itself."""
@@ -69,7 +70,7 @@ class GatheredCalls:
                 self._waiting.append(one)
         try:
             if not one.leads:
-                one.turn.wait()
+                one.turn.wait(LONGEST_WAIT_S)  # else it goes by itself: the one before it may wait for this one
             if one.leads:
                 self._lead(one, compute)
         finally:
@@ -77,7 +78,7 @@ class GatheredCalls:
         return one.out if one.done else compute(*args, **kwargs)
 
     def _lead(self, one: _Waiting, compute: Compute) -> None:
-        batch = [one, *self._taken(one)]
+        batch = [one, *([] if self.refused else self._taken(one))]
         try:
             if len(batch) == 1:
                 args, kwargs = tree_unflatten(one.leaves, one.spec)
