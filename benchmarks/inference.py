@@ -61,7 +61,9 @@ def measure(case: str, place: Path, rounds: int) -> None:
             print(case, side, samples[side][-1].get("call_s"), flush=True)
         found = {side: [one.get("call_s") for one in rows] for side, rows in samples.items()}
         over = {
-            side: ratio(found["plain"], found[side]) for side in sides if side != "plain" and None not in found[side]
+            side: ratio(found["plain"], found[side])
+            for side in sides
+            if side != "plain" and None not in (*found["plain"], *found[side])
         }
         name = f"inference_{model}_{batch}"
         write(name, {"tune": tune, "commands": sides, "samples": samples, "over_plain": over})
