@@ -258,7 +258,7 @@ def client_words(client: str | None) -> tuple[str, ...]:
 def goal(function: F) -> F:
     """What candidates are compared by."""
     says = "Compare by the time of steps, or of the models' calls alone.  [default: `latency` with a client]"
-    return click.option("--goal", "goal_", type=click.Choice(["throughput", "latency"]), help=says)(function)
+    return click.option("--goal", "compared_by", type=click.Choice(["throughput", "latency"]), help=says)(function)
 
 
 def accept(function: F) -> F:

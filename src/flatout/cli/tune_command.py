@@ -38,7 +38,7 @@ from flatout.cli import options
 @options.script_words
 def command(  # noqa: PLR0913  one parameter per option
     words: tuple[str, ...], module: str | None, budget: str | None, only: str | None,
-    without: str | None, num_ranks: int | None, infers: bool, client: str | None, goal_: str | None,
+    without: str | None, num_ranks: int | None, infers: bool, client: str | None, compared_by: str | None,
     accept: str, plan: Path | None,
     store_memory: str | None, allow_writes: bool, start_limit: str, as_json: bool, verbose: bool,
 ) -> None:  # fmt: skip
@@ -73,7 +73,7 @@ def command(  # noqa: PLR0913  one parameter per option
             start_limit_s=options.seconds(start_limit, "--start-limit"),
             store_memory_bytes=options.size_bytes(store_memory, "--store-memory"),
             infers=infers,
-            goal=goal_ or "",
+            goal=compared_by or "",
             client=options.client_words(client),
         ),
     )

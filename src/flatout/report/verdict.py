@@ -124,20 +124,24 @@ def _result(result: Result) -> list[Item]:
 
 
 def _speed(result: Result, steps_per_s: float) -> tuple[str, str]:
-    """How fast, and in what."""
+    """How fast, and in what, for a headline."""
     if result.goal == "latency":
         return words.seconds(1 / steps_per_s), "in the models"
     return words.rate(steps_per_s).removesuffix(" steps/s"), "steps a second"
 
 
+def _said(result: Result, steps_per_s: float) -> str:
+    """The same in a row."""
+    return " ".join(_speed(result, steps_per_s)) if result.goal == "latency" else words.rate(steps_per_s)
+
+
 def _won(result: Result, equal: str, source: str) -> list[Item]:
     won = result.winner
-    plain, (tuned, unit) = _speed(result, result.baseline_steps_per_s)[0], _speed(result, result.tuned_steps_per_s)
-    unit = unit.replace("steps a second", "steps/s")
+    plain, tuned = _speed(result, result.baseline_steps_per_s)[0], _said(result, result.tuned_steps_per_s)
     ends = tried.ends(won) if won else ""
     again = "when measured again" if won and won.remeasured else ""
     rest = "  " + " ".join(filter(None, (ends, again))) if ends else ""
-    note = f": {plain} → {tuned} {unit}{rest}{'; ' + equal if equal else ''}"
+    note = f": {plain} → {tuned}{rest}{'; ' + equal if equal else ''}"
     gain = f"{words.times(won.ratio if won else None)} faster"
     found: list[Item] = [Row(label="result", value=gain, note=note, tone="good", source=source)]
     if won is not None:
@@ -247,9 +251,7 @@ def baseline(result: Result, label_: str = "baseline", on: On = "both") -> Row:
         details.append(f"others used {words.percent(result.foreign_fraction)} of the CPU")
     return Row(
         label=label_,
-        value=_speed(result, result.baseline_steps_per_s)[0]
-        if result.goal == "latency"
-        else words.rate(result.baseline_steps_per_s),
+        value=_said(result, result.baseline_steps_per_s),
         note=rest,
         aside=f"  ({'; '.join(details)})" if details else "",
         source=evidence.BASELINE,
@@ -260,7 +262,7 @@ def baseline(result: Result, label_: str = "baseline", on: On = "both") -> Row:
 def _paced(result: Result) -> str:
     plain = (result.latency or {}).get("plain")
     rate = f"{words.rate(plain.steps_per_s)}, " if plain is not None and plain.steps_per_s is not None else ""
-    return f"in the models; {rate}at the pace of who calls"
+    return f"{rate}at the pace of who calls"
 
 
 def binding(result: Result) -> Row:

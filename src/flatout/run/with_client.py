@@ -24,7 +24,6 @@ PAUSE_S = 0.5
 class Note(TypedDict):
     """How the client's runs have ended so far."""
 
-    listens: bool
     num_runs: int
     exit_code: int
     failing_since_s: float | None
@@ -71,7 +70,7 @@ def _serve_with(note: Path, client: list[str], served: int) -> None:
             return
         time.sleep(POLL_S)
     environment = _own_environment()
-    found: Note = {"listens": True, "num_runs": 0, "exit_code": 0, "failing_since_s": None}
+    found: Note = {"num_runs": 0, "exit_code": 0, "failing_since_s": None}
     with open(output_of(note), "ab") as log:
         while _lives(served):
             _write(note, found)

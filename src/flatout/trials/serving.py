@@ -45,16 +45,16 @@ class Client:
         Raises:
             ScriptError: It does.
         """
-        found = with_client.read(self._note)
+        found = with_client.read(self._note) if self._terms.client else None
         since_s = found["failing_since_s"] if found is not None else None
         if found is not None and since_s is not None and time.monotonic() - since_s > PATIENCE_S:
             raise self._failed(found["exit_code"])
 
     def why_no_calls(self, end: Ended) -> ScriptError | None:
         """Why a script was given up; None where that has nothing to do with a client."""
-        found = with_client.read(self._note)
         if not self._terms.client or not end.hung:
             return None
+        found = with_client.read(self._note)
         if found is None:
             return ScriptError(
                 f"`{self._script.name}` did not begin to serve within {self._terms.start_limit_s:.0f} s",

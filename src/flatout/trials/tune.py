@@ -151,12 +151,11 @@ def _without_groups(choice: Choice) -> Choice:
     return replace(choice, only=None if choice.only is None else each(choice.only), without=each(choice.without))
 
 
-def _options(choice: Choice, plan: Path | None, terms: Terms | None = None) -> str:
+def _options(choice: Choice, plan: Path | None, terms: Terms) -> str:
     """What is to be typed again for the same search."""
-    words = ["--infer"] if terms is not None and terms.infers else []
-    if terms is not None:
-        words += ["--client", shlex.join(terms.client)] if terms.client else []
-        words += ["--goal", terms.goal] if terms.goal else []
+    words = ["--infer"] if terms.infers else []
+    words += ["--client", shlex.join(terms.client)] if terms.client else []
+    words += ["--goal", terms.goal] if terms.goal else []
     words += [] if choice.accept == Choice().accept else ["--accept", choice.accept]
     if choice.only is not None:
         words += ["--levers", ",".join(choice.only) or "none"]

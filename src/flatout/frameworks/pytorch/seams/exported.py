@@ -162,7 +162,7 @@ class ExportedCall:
     def kind_of(leaves: Sequence[Any], spec: TreeSpec) -> Any:
         """Structure, types and shapes; None where a value cannot be told from others."""
         try:
-            kind = (spec, torch.is_grad_enabled(), *map(_kind, leaves))
+            kind = (spec, torch.is_grad_enabled(), *map(leaf_kind, leaves))
             hash(kind)
         except TypeError:
             return None
@@ -252,9 +252,9 @@ class ExportedKind:
                 raise NotExported(
                     f"it gives {tensor.dtype} of {tuple(tensor.shape)} for {true.dtype} of {tuple(true.shape)}"
                 )
-            error = (tensor.detach().double() - true.double()).norm() / true.double().norm().clamp(min=1e-30)
-            if not float(error) <= apart:
-                raise NotExported(f"its outputs differ by {float(error):.1e}")
+            error = relative_difference(tensor, true)
+            if not error <= apart:
+                raise NotExported(f"its outputs differ by {error:.1e}")
 
 
 class _State:
@@ -334,9 +334,20 @@ def refuse(module: nn.Module) -> None:
         raise NotExported("the model is TorchScript")
 
 
-def _kind(leaf: Any) -> Any:
+def relative_difference(found: torch.Tensor, true: torch.Tensor) -> float:
+    """By their norms."""
+    found, true = found.detach().double(), true.detach().double()
+    return float((found - true).norm() / true.norm().clamp(min=1e-30))
+
+
+def leaf_kind(leaf: Any, *, of_a_row: bool = False) -> Any:
+    """What tells one leaf of inputs from others, whatever a tensor's values, or, `of_a_row`, also its number of rows.
+
+    Raises:
+        TypeError: It is of a type whose values cannot be told apart.
+    """
     if isinstance(leaf, torch.Tensor):
-        return (leaf.dtype, leaf.shape, leaf.device, leaf.layout)
+        return (leaf.dtype, leaf.shape[1:] if of_a_row else leaf.shape, leaf.device, leaf.layout)
     if isinstance(leaf, PLAIN):
         return type(leaf), leaf
     raise TypeError(f"{type(leaf).__name__} among the inputs")

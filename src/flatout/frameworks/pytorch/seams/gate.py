@@ -63,10 +63,10 @@ class Gate:
             try:
                 self._changed.wait_for(lambda: not self._alone)
             except BaseException:
+                self.num_under_way += own
                 self.lock.release()
                 raise
-            finally:
-                self.num_under_way += own
+            self.num_under_way += own
         self._depth += 1
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:

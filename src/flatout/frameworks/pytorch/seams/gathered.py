@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from flatout.frameworks.pytorch.seams.exported import BATCHES_APART, PLAIN
+from flatout.frameworks.pytorch.seams.exported import BATCHES_APART, PLAIN, leaf_kind, relative_difference
 from flatout.frameworks.pytorch.seams.gate import LONGEST_WAIT_S
 
 MOST_ROWS = 64
@@ -30,8 +30,8 @@ MOST_RAISED = 3
 Compute = Callable[..., Any]
 
 
-class NotAlone(RuntimeError):
-    """Rows of one batch depend on each other, so that no calls may be put together."""
+class NotTogether(RuntimeError):
+    """Calls of this model cannot be put together, as computing some so has shown."""
 
 
 class _Waiting:
@@ -91,7 +91,7 @@ class GatheredCalls:
                 self._compare(batch, outs, compute)
             for each, out in zip(batch, outs, strict=True):
                 each.out, each.done = out, True
-        except NotAlone as problem:
+        except NotTogether as problem:
             self.refused = str(problem)
             raise
         except Exception as problem:
@@ -132,7 +132,7 @@ class GatheredCalls:
         """Hold the rows of each call against the call by itself.
 
         Raises:
-            NotAlone: They differ by more than rounding.
+            NotTogether: They differ by more than rounding.
         """
         self.num_compared += 1
         for one, out in zip(batch, outs, strict=True):
@@ -143,10 +143,9 @@ class GatheredCalls:
                 elif found.shape != true.shape or found.dtype != true.dtype:
                     apart = float("inf")
                 else:
-                    size = true.detach().double().norm().clamp(min=1e-30)
-                    apart = float((found.detach().double() - true.detach().double()).norm() / size)
+                    apart = relative_difference(found, true)
                 if not apart <= BATCHES_APART:
-                    raise NotAlone(
+                    raise NotTogether(
                         f"rows of a batch depend on each other: they differ by {apart:.1e} from single calls"
                     )
                 self.apart = max(self.apart, apart)
@@ -157,18 +156,17 @@ def _waiting(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Waiting | None:
     leaves, spec = tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     numbers = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors}
-    alike = all(isinstance(leaf, (torch.Tensor, *PLAIN)) for leaf in leaves)
-    if len(numbers) != 1 or not min(numbers) or not alike or any(tensor.requires_grad for tensor in tensors):
+    if len(numbers) != 1 or not min(numbers) or any(tensor.requires_grad for tensor in tensors):
+        return None
+    try:
+        kinds = [leaf_kind(leaf, of_a_row=True) for leaf in leaves]
+    except TypeError:
         return None
     modes = (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled(tensors[0].device.type),
     )
-    kinds = [
-        (leaf.dtype, leaf.shape[1:], leaf.device, leaf.layout) if isinstance(leaf, torch.Tensor) else (type(leaf), leaf)
-        for leaf in leaves
-    ]
     return _Waiting(leaves, spec, (spec, modes, kinds), numbers.pop())
 
 
@@ -176,7 +174,7 @@ def _together(batch: Sequence[_Waiting], compute: Compute) -> list[Any]:
     """The outputs of each of these calls, computed as one.
 
     Raises:
-        NotAlone: The outputs have no rows.
+        NotTogether: The outputs have no rows.
     """
     leaves = [
         torch.cat([one.leaves[n] for one in batch]) if isinstance(leaf, torch.Tensor) else leaf
@@ -186,9 +184,9 @@ def _together(batch: Sequence[_Waiting], compute: Compute) -> list[Any]:
     out, spec = tree_flatten(compute(*args, **kwargs))
     num_rows = sum(one.num_rows for one in batch)
     if any(not leaf.dim() or leaf.shape[0] != num_rows for leaf in out if isinstance(leaf, torch.Tensor)):
-        raise NotAlone("an output has other rows than the inputs")
+        raise NotTogether("an output has other rows than the inputs")
     if strange := [type(leaf).__name__ for leaf in out if not isinstance(leaf, (torch.Tensor, *PLAIN))]:
-        raise NotAlone(f"the model returns {strange[0]}")
+        raise NotTogether(f"the model returns {strange[0]}")
     found, first = [], 0
     for one in batch:
         rows = slice(first, first := first + one.num_rows)
