@@ -151,8 +151,9 @@ def _without_groups(choice: Choice) -> Choice:
     return replace(choice, only=None if choice.only is None else each(choice.only), without=each(choice.without))
 
 
-def _options(choice: Choice, plan: Path | None, terms: Terms) -> str:
+def _options(choice: Choice, plan: Path | None, terms: Terms | None = None) -> str:
     """What is to be typed again for the same search."""
+    terms = terms or Terms()
     words = ["--infer"] if terms.infers else []
     words += ["--client", shlex.join(terms.client)] if terms.client else []
     words += ["--goal", terms.goal] if terms.goal else []
